@@ -102,7 +102,9 @@ template <Format F, typename Step>
 inline void over_rows(const uint8_t* const* rows, int64_t count, int64_t length, const Step& step) {
     int64_t i = 0;
     if (count > 0) look_at<F, kRows>(rows, length);
-    for (; i + kRows <= count; i += kRows) step(Count<kRows>{}, i);
+    // A row whose blocks have a layout is taken alone: unpacking a piece takes longer than loading x again.
+    if constexpr (!has_layout(F))
+        for (; i + kRows <= count; i += kRows) step(Count<kRows>{}, i);
     for (; i < count; ++i) step(Count<1>{}, i);
 }
 
@@ -174,26 +176,32 @@ template <Format F, typename Step>
 // out[r * T + t] = dot(rows[r], x[t]) of rows whose blocks have a layout
 template <Format F, int R, int T>
 inline void dot_blocks(const uint8_t* const* rows, int64_t length, const float* const* x, float* out) {
-    V sums[R][T][2];
+    V sums[R][T][4];
     for (int r = 0; r < R; ++r)
-        for (int t = 0; t < T; ++t) sums[r][t][0] = sums[r][t][1] = Isa::zero();
+        for (int t = 0; t < T; ++t)
+            for (int i = 0; i < 4; ++i) sums[r][t][i] = Isa::zero();
     over_chunks<F, R>(rows, length, [&](int64_t chunk, const auto& at) {
         for (int r = 0; r < R; ++r) {
-            V own[T][2];
+            V own[T][4];
             for (int t = 0; t < T; ++t)
-                for (int i = 0; i < 2; ++i) own[t][i] = sums[r][t][i];
+                for (int i = 0; i < 4; ++i) own[t][i] = sums[r][t][i];
             over_parts<F>(at(r), [&](int part, const V* values) __attribute__((always_inline)) {
                 const int64_t place = chunk * kPiece + part * kBlock;
                 for (int t = 0; t < T; ++t)
-                    for (int i = 0; i < kVectors; ++i)
-                        own[t][i % 2] = Isa::fma(values[i], Isa::load(x[t] + place + i * Isa::kWidth), own[t][i % 2]);
+                    for (int i = 0; i < kVectors; ++i) {
+                        V& sum = own[t][i % 2 + part % 2 * 2];
+                        sum = Isa::fma(values[i], Isa::load(x[t] + place + i * Isa::kWidth), sum);
+                    }
             });
             for (int t = 0; t < T; ++t)
-                for (int i = 0; i < 2; ++i) sums[r][t][i] = own[t][i];
+                for (int i = 0; i < 4; ++i) sums[r][t][i] = own[t][i];
         }
     });
     for (int r = 0; r < R; ++r)
-        for (int t = 0; t < T; ++t) out[r * T + t] = Isa::sum(Isa::add(sums[r][t][0], sums[r][t][1]));
+        for (int t = 0; t < T; ++t) {
+            const V* const own = sums[r][t];
+            out[r * T + t] = Isa::sum(Isa::add(Isa::add(own[0], own[1]), Isa::add(own[2], own[3])));
+        }
 }
 
 // y[t][j] += sum over r, in order, of coefficients[t][first + r] * rows[r][j], of rows whose blocks have a layout

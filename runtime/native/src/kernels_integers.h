@@ -38,30 +38,32 @@ inline void dot_rounded_rows(const uint8_t* const* rows, int64_t blocks, const R
 template <Format F, int P, int R>
 inline void dot_rounded_pieces(const uint8_t* const* rows, int64_t length, const Rounded& x, float* out) {
     constexpr int kOwn = kGroups<F>;
-    V sums[R][2];
-    float rests[R][kOwn] = {};
-    for (int r = 0; r < R; ++r) sums[r][0] = sums[r][1] = Isa::zero();
+    V sums[R][4];
+    float rests[R][16] = {};
+    for (int r = 0; r < R; ++r)
+        for (V& sum : sums[r]) sum = Isa::zero();
     over_chunks<F, R>(rows, length, [&](int64_t piece, const auto& at) {
         const float* const of_x = x.scales + piece * 2 * kOwn;
         for (int r = 0; r < R; ++r) {
             const Terms<F> terms(at(r));
             float scales[kOwn];
-            V own[2] = {sums[r][0], sums[r][1]};
+            V own[4] = {sums[r][0], sums[r][1], sums[r][2], sums[r][3]};
             for (int g = 0; g < kOwn; ++g) {
                 scales[g] = terms.scales[g] * of_x[g];
                 rests[r][g] += terms.minima[g] * of_x[kOwn + g];
             }
 #pragma GCC unroll 8
             for (int part = 0; part < kParts; ++part)
-                own[part % 2] =
+                own[part % 4] =
                     Isa::template add_products<F, P>(codes_at<F>(at(r), part), x, piece * kPiece + part * kBlock,
-                                                     scales + part * kOwn / kParts, own[part % 2]);
-            for (int i = 0; i < 2; ++i) sums[r][i] = own[i];
+                                                     scales + part * kOwn / kParts, own[part % 4]);
+            for (int i = 0; i < 4; ++i) sums[r][i] = own[i];
         }
     });
     for (int r = 0; r < R; ++r) {
-        out[r] = Isa::sum(Isa::add(sums[r][0], sums[r][1]));
-        for (int g = 0; g < kOwn; ++g) out[r] += rests[r][g];
+        V sum = Isa::add(Isa::add(sums[r][0], sums[r][1]), Isa::add(sums[r][2], sums[r][3]));
+        for (int g = 0; g < 16; g += Isa::kWidth) sum = Isa::add(sum, Isa::load(rests[r] + g));
+        out[r] = Isa::sum(sum);
     }
 }
 

@@ -58,8 +58,7 @@ struct Piece {
             const __m512i last = _mm512_loadu_si512(p + 80);
             return _mm512_castsi512_si256(_mm512_permutex2var_epi32(_mm512_loadu_si512(p), places, last));
         }
-        const auto word = [p](int b) { return static_cast<int>(load32(p + b * kHas.bytes)); };
-        return _mm256_setr_epi32(word(0), word(1), word(2), word(3), word(4), word(5), word(6), word(7));
+        return eight_words(p, kHas.bytes);
     }
     static __m512 half_at(const uint8_t* p) {
         int16_t bits;
