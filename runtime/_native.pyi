@@ -104,6 +104,15 @@ def attend_int8(
     num_threads: int = 0,
 ) -> None: ...
 def encode_int8(values: np.ndarray, out: np.ndarray) -> float: ...
+def fit_ranges(
+    values: np.ndarray,
+    prices: np.ndarray,
+    highest: int,
+    zero: int,
+    steps: np.ndarray,
+    starts: np.ndarray,
+    num_threads: int = 0,
+) -> None: ...
 def best_intervals(
     gain: np.ndarray,
     price: float,

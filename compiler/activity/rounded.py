@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from coldpress.compiler.activity.forward import LayerStream
+from coldpress.compiler.checkpoint.tensors import has_codes
 from coldpress.compiler.cost_model import stored_format
 from coldpress.compiler.rounding._matrix import NEAREST, Rounding
 from coldpress.compiler.rounding._weights import Axis
@@ -84,10 +85,11 @@ class RoundedHead(_Like):
         """Rounds to nearest, which every algorithm does outside the layers."""
         super().__init__(source)
         self._format = plugins.load("coldpress.runtime.quantization", Format, format_name)
+        self._is_exact = has_codes(source.model, source.spec.head_role, format_name)
 
     def _rows(self, role: str, start: int, stop: int) -> np.ndarray:
         values = super()._rows(role, start, stop)
-        if role != self.spec.head_role:
+        if role != self.spec.head_role or self._is_exact:
             return values
         return self._format.decode(self._format.encode(values), values.shape[1])
 
