@@ -113,6 +113,14 @@ def fit_ranges(
     starts: np.ndarray,
     num_threads: int = 0,
 ) -> None: ...
+def nearest_numbers(
+    values: np.ndarray,
+    steps: np.ndarray,
+    starts: np.ndarray,
+    highest: int,
+    out: np.ndarray,
+    num_threads: int = 0,
+) -> None: ...
 def best_intervals(
     gain: np.ndarray,
     price: float,

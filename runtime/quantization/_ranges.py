@@ -80,11 +80,12 @@ class RangeFormat(Format):
     def _encoded(self, values: np.ndarray, prices: np.ndarray) -> np.ndarray:
         groups = np.ascontiguousarray(values.reshape(-1, self.GROUP))
         steps, starts = (np.empty(len(groups), np.float32) for _ in range(2))
-        _native.fit_ranges(groups, prices, self.HIGHEST, self.ZERO, steps, starts, num_threads=1)
+        _native.fit_ranges(groups, prices, self.HIGHEST, self.ZERO, steps, starts)
         per_block = (-1, self.BLOCK // self.GROUP)
         ranges = self.held(steps.reshape(per_block), starts.reshape(per_block))
-        scaled = groups.reshape(-1, per_block[1], self.GROUP) - ranges.starts[..., None]
-        numbers = np.clip(np.rint(scaled * inverse(ranges.steps)[..., None]), 0, self.HIGHEST).astype(np.uint8)
+        numbers = np.empty(groups.shape, np.uint8)
+        held = (np.ascontiguousarray(one.reshape(-1)) for one in (ranges.steps, ranges.starts))
+        _native.nearest_numbers(groups, *held, self.HIGHEST, numbers)
         return self.join(numbers.reshape(-1, self.BLOCK), ranges.header).reshape(len(values), -1)
 
     def decode(self, codes: np.ndarray, length: int) -> np.ndarray:

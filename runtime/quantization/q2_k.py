@@ -19,9 +19,7 @@ class Plugin(RangeFormat):
         unit, scales = two_levels(steps, 0, 15, self.name())
         least, minimums = two_levels(-starts, 0, 15, self.name())
         both = scales.astype(np.uint8) | minimums.astype(np.uint8) << 4
-        return Ranges(
-            unit * scales, -least * minimums, np.concatenate([both, stored(unit), stored(least)], axis=-1)
-        )
+        return Ranges(unit * scales, -least * minimums, np.concatenate([both, stored(unit), stored(least)], axis=-1))
 
     def join(self, numbers: np.ndarray, header: np.ndarray) -> np.ndarray:
         return np.concatenate([header[:, :16], packed_twos(numbers), header[:, 16:]], axis=-1)

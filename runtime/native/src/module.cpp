@@ -29,6 +29,7 @@ using Checksums = nb::ndarray<const uint32_t, nb::ndim<1>, nb::c_contig, nb::dev
 using Positions = nb::ndarray<const int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Slots2 = nb::ndarray<uint8_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using Groups = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using Steps = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using OutGroups = nb::ndarray<float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Buffer = nb::ndarray<uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
@@ -254,6 +255,19 @@ void fit_groups(const Groups& values, const Groups& prices, int highest, int zer
     fit_ranges(values.data(), count, size, prices.data(), priced, {highest, zero}, steps.data(), starts.data(), threads);
 }
 
+void number_groups(const Groups& values, const Steps& steps, const Steps& starts, int highest, const Slots2& out,
+                   int num_threads) {
+    const int64_t count = static_cast<int64_t>(values.shape(0)), size = static_cast<int64_t>(values.shape(1));
+    expect(highest >= 1 && highest <= 255, "numbers reach " + text(highest) + ", expected at most 255");
+    expect_length("steps", steps.shape(0), count);
+    expect_length("starts", starts.shape(0), count);
+    expect_length("out", out.shape(0), count);
+    expect_length("a group of out", out.shape(1), size);
+    const int threads = threads_of(num_threads);
+    const nb::gil_scoped_release release;
+    nearest_numbers(values.data(), count, size, steps.data(), starts.data(), highest, out.data(), threads);
+}
+
 void set_num_threads(int num_threads) {
     expect(num_threads >= 1 && num_threads <= 1024, "num_threads is " + text(num_threads) + ", expected 1 to 1024");
     set_default_threads(num_threads);
@@ -297,6 +311,9 @@ NB_MODULE(_native, m) {
     m.def("fit_ranges", &fit_groups, nb::arg("values").noconvert(), nb::arg("prices").noconvert(), "highest"_a, "zero"_a,
           nb::arg("steps").noconvert(), nb::arg("starts").noconvert(), "num_threads"_a = 0,
           "Fills each group's step and start; zero is -1 where the start is free.");
+    m.def("nearest_numbers", &number_groups, nb::arg("values").noconvert(), nb::arg("steps").noconvert(),
+          nb::arg("starts").noconvert(), "highest"_a, nb::arg("out").noconvert(), "num_threads"_a = 0,
+          "out[group, i] = the number whose value is nearest to values[group, i]");
     m.def("cpu", [] { return std::string(kernels().name); }, "The instruction set in use.");
     m.def("cpus", &available_cpus, "The instruction sets that this machine can run, slowest first.");
     m.def("use_cpu", &use_cpu, "name"_a, "Changes the instruction set in use, for tests and measurements.");

@@ -18,4 +18,9 @@ struct Numbers {
 void fit_ranges(const float* values, int64_t count, int64_t size, const float* prices, int64_t priced, Numbers numbers,
                 float* steps, float* starts, int threads);
 
+// Fills out[count, size] with the numbers from 0 to `highest` whose values, step * number + start, are nearest; 0 where
+// a step is 0.
+void nearest_numbers(const float* values, int64_t count, int64_t size, const float* steps, const float* starts,
+                     int highest, uint8_t* out, int threads);
+
 }  // namespace coldpress
