@@ -31,9 +31,12 @@ std::vector<uint8_t> random_rows(Format format, int64_t count, int64_t length) {
             std::memcpy(&rows[at], &value, 2);
         }
     } else {
+        const Layout layout = layout_of(format);
         for (size_t at = 0; at < rows.size(); at += static_cast<size_t>(block_bytes(format))) {
-            const uint16_t value = half();
-            std::memcpy(&rows[at], &value, 2);
+            const uint16_t value = half(), minimum = half();
+            std::memcpy(&rows[at + static_cast<size_t>(layout.scale_at)], &value, 2);
+            if (has_layout(format) && layout.minimum_at != kNone)
+                std::memcpy(&rows[at + static_cast<size_t>(layout.minimum_at)], &minimum, 2);
         }
     }
     return rows;
@@ -52,7 +55,7 @@ struct Worst {
 
 void check(const Kernels& kernels, Format format, int64_t count, int64_t length) {
     const Kernels& portable = kPortableKernels;
-    const int64_t padded = blocks_of(length) * kBlock;
+    const int64_t padded = arranged_values(length), room = padded / kBlock;
     const std::vector<uint8_t> bytes = random_rows(format, count, length);
     std::vector<const uint8_t*> rows;
     for (int64_t i = 0; i < count + kRowsAhead; ++i)
@@ -140,10 +143,10 @@ void check(const Kernels& kernels, Format format, int64_t count, int64_t length)
     for (int planes = 1; planes <= 2; ++planes) {
         Worst products;
         const auto rounded = [&](const Kernels& its, std::vector<float>& out) {
-            std::vector<int8_t> high(static_cast<size_t>(padded + 3 * kBlock)), low(high);
-            std::vector<float> scales(static_cast<size_t>(8 * (blocks_of(length) + 3)));
+            std::vector<int8_t> high(static_cast<size_t>(padded)), low(high);
+            std::vector<float> scales(static_cast<size_t>(8 * room)), own_sums(static_cast<size_t>(2 * room));
             std::vector<int32_t> starts(scales.size()), more(starts);
-            const Rounded vector{planes, {high.data(), low.data()}, scales.data(), {starts.data(), more.data()}};
+            const Rounded vector{planes, {high.data(), low.data()}, scales.data(), {starts.data(), more.data()}, own_sums.data()};
             its.round(format, x.data(), blocks_of(length), vector);
             its.dot_rounded(format, rows.data(), count, length, vector, out.data());
         };
@@ -180,9 +183,12 @@ void check_functions(const Kernels& kernels) {
 }  // namespace
 
 int main() {
-    for (Format format : {Format::fp16, Format::int8_group32, Format::int4_group32, Format::int3_group32, Format::int4_2_2, Format::int4_3_1, Format::int8_4_4})
+    for (Format format : {Format::fp16, Format::int8_group32, Format::int4_group32, Format::int3_group32, Format::int4_2_2, Format::int4_3_1, Format::int8_4_4,
+                          Format::q4_k, Format::q4_1, Format::q6_k, Format::q5_k, Format::q5_0, Format::q5_1, Format::iq4_nl, Format::q3_k, Format::q2_k})
         for (int64_t count : {1, 4, 7, 9})
-            for (int64_t length : {32, 72, 160, 4096}) check(kNeonKernels, format, count, length);
+            for (int64_t length : {32, 72, 160, 768, 4096})
+                if (block_values(format) == kBlock || length % block_values(format) == 0)
+                    check(kNeonKernels, format, count, length);
     check_functions(kNeonKernels);
     return 0;
 }

@@ -11,20 +11,27 @@ import pytest
 from coldpress.runtime import _native
 from coldpress.runtime.kernels import attention, gemv, matmul, rows
 from coldpress.runtime.kernels.activations import ACTIVATIONS
-from coldpress.runtime.plugins import load, names
-from coldpress.runtime.quantization import Format
 from tests.support import reference_kernels
-from tests.support.kernels import OFFSET, SLOTS, assert_close, floats, unit_store
+from tests.support.kernels import (
+    FORMATS,
+    OFFSET,
+    SLOTS,
+    assert_close,
+    cases,
+    decode,
+    floats,
+    some_codes,
+    unit_store,
+    whole,
+)
 
-FORMATS = names("coldpress.runtime.quantization")
-LENGTHS = [1, 31, 32, 33, 64, 172, 4096]
+LENGTHS = [1, 31, 32, 33, 64, 172, 600, 4096]
 
 
 pytestmark = pytest.mark.usefixtures("cpu")
 
 
-@pytest.mark.parametrize("fmt", FORMATS)
-@pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.parametrize(("fmt", "length"), cases(LENGTHS))
 @pytest.mark.parametrize("k", [0, 1, 6, SLOTS])
 def test_rows(rng, fmt, length, k):
     store = unit_store(rng, fmt, length)
@@ -35,16 +42,14 @@ def test_rows(rng, fmt, length, k):
     assert_close(rows.axpy_rows(*place, c), reference_kernels.axpy_rows(*place, np.float64(c)), k)
 
 
-@pytest.mark.parametrize("fmt", FORMATS)
-@pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.parametrize(("fmt", "length"), cases(LENGTHS))
 def test_gemv(rng, fmt, length):
     matrix = unit_store(rng, fmt, length)[:, OFFSET:]
     x = floats(rng, length)
     assert_close(gemv.gemv(matrix, length, fmt, x), reference_kernels.gemv(matrix, length, fmt, np.float64(x)), length)
 
 
-@pytest.mark.parametrize("fmt", FORMATS)
-@pytest.mark.parametrize("length", [45, 96])
+@pytest.mark.parametrize(("fmt", "length"), cases([45, 96]))
 @pytest.mark.parametrize("kind", ACTIVATIONS)
 def test_each_of_several_vectors_has_the_bits_that_it_has_alone(rng, cpu, fmt, length, kind):
     """On every instruction set, of more vectors and rows than are taken at a time, and of some that remain."""
@@ -55,13 +60,10 @@ def test_each_of_several_vectors_has_the_bits_that_it_has_alone(rng, cpu, fmt, l
         assert gemv.gemv_each(matrix, length, fmt, x[:count], kind).tobytes() == expected[:count].tobytes()
 
 
-@pytest.mark.parametrize("fmt", FORMATS)
-@pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.parametrize(("fmt", "length"), cases(LENGTHS))
 def test_decoding_is_exact(rng, fmt, length):
     matrix = unit_store(rng, fmt, length)[:, OFFSET:]
-    plugin = load("coldpress.runtime.quantization", Format, fmt)
-    found = matmul.decode_rows(matrix, length, fmt)
-    assert np.array_equal(found, plugin.decode(matrix[:, : plugin.nbytes(length)], length))
+    assert np.array_equal(matmul.decode_rows(matrix, length, fmt), decode(matrix, fmt, length))
 
 
 def test_every_float16_is_decoded_exactly():
@@ -72,14 +74,12 @@ def test_every_float16_is_decoded_exactly():
     assert np.array_equal(found[~np.isnan(found)].view(np.uint32), expected[~np.isnan(expected)].view(np.uint32))
 
 
-@pytest.mark.parametrize("fmt", FORMATS)
-@pytest.mark.parametrize("length", [33, 4096])
+@pytest.mark.parametrize(("fmt", "length"), cases([33, 4096]))
 @pytest.mark.parametrize("tokens", [0, 1, 9])
 def test_matmul(rng, fmt, length, tokens):
     matrix = unit_store(rng, fmt, length)[:, OFFSET:]
     x, c = floats(rng, tokens, length), floats(rng, tokens, SLOTS)
-    plugin = load("coldpress.runtime.quantization", Format, fmt)
-    weights = plugin.decode(matrix[:, : plugin.nbytes(length)], length).astype(np.float64)
+    weights = decode(matrix, fmt, length).astype(np.float64)
     assert_close(matmul.matmul(matrix, length, fmt, x), x @ weights.T, length)
     assert_close(matmul.matmul_t(matrix, length, fmt, c), c @ weights, SLOTS)
 
@@ -90,9 +90,7 @@ def test_a_token_has_the_bits_of_a_product_that_it_has_alone(rng, cpu, length, r
     matrix = unit_store(rng, "int4_group32", length, slots=rows)[:, OFFSET:]
     x, c = floats(rng, tokens, length), floats(rng, tokens, rows)
     place = matrix, length, "int4_group32"
-    weights = load("coldpress.runtime.quantization", Format, "int4_group32").decode(
-        matrix[:, : -(-length // 32) * 18], length
-    )
+    weights = decode(matrix, "int4_group32", length)
     for product, given, expected in ((matmul.matmul, x, weights.T), (matmul.matmul_t, c, weights)):
         found = product(*place, given, num_threads=1)
         assert_close(found, np.float64(given) @ np.float64(expected), len(expected))
@@ -131,23 +129,26 @@ def test_threads_change_no_bit(rng, fmt):
 
 @pytest.mark.parametrize("fmt", FORMATS)
 def test_a_row_does_not_depend_on_the_others(rng, fmt):
-    store = unit_store(rng, fmt, 172)
-    x = floats(rng, 172)
-    alone = [rows.dot_rows(store, np.array([i], np.int32), OFFSET, 172, fmt, x)[0] for i in range(SLOTS)]
-    together = rows.dot_rows(store, np.arange(SLOTS, dtype=np.int32), OFFSET, 172, fmt, x)
+    length = whole(fmt, 172)
+    store = unit_store(rng, fmt, length)
+    x = floats(rng, length)
+    alone = [rows.dot_rows(store, np.array([i], np.int32), OFFSET, length, fmt, x)[0] for i in range(SLOTS)]
+    together = rows.dot_rows(store, np.arange(SLOTS, dtype=np.int32), OFFSET, length, fmt, x)
     assert np.array_equal(together, alone)
 
 
 @pytest.mark.parametrize("fmt", FORMATS)
 def test_rows_beside_the_store_are_not_read(rng, fmt):
     # The last row ends where the array ends, and what follows would make the sums not-a-number.
-    codes = load("coldpress.runtime.quantization", Format, fmt).encode(floats(rng, 4, 45))
+    length = whole(fmt, 45)
+    codes = some_codes(rng, fmt, 4, length)
     memory = np.full(codes.size + 64, 0xFF, np.uint8)
     memory[: codes.size] = codes.ravel()
     store = memory[: codes.size].reshape(codes.shape)
-    assert np.isfinite(gemv.gemv(store, 45, fmt, floats(rng, 45))).all()
+    for kind in ACTIVATIONS:
+        assert np.isfinite(gemv.gemv(store, length, fmt, floats(rng, length), activations=kind)).all()
     slots = np.arange(4, dtype=np.int32)
-    assert np.isfinite(rows.axpy_rows(store, slots, 0, 45, fmt, floats(rng, 4))).all()
+    assert np.isfinite(rows.axpy_rows(store, slots, 0, length, fmt, floats(rng, 4))).all()
 
 
 BAD_ROWS = [
@@ -183,6 +184,12 @@ def test_bad_arguments(kernel, change, message):
     # the result's own length is bad before numpy can make it
     with pytest.raises(ValueError, match=message if change.get("length") not in (-1, 1 << 62) else "."):
         kernel(**arguments)
+
+
+@pytest.mark.parametrize(("fmt", "length"), [("q4_k", 288), ("q2_k", 32)])
+def test_a_row_of_large_blocks_has_no_partial_one(fmt, length):
+    with pytest.raises(ValueError, match=f"a row of {length} values has no whole number of blocks of 256 in {fmt}"):
+        gemv.gemv(np.zeros((3, 512), np.uint8), length, fmt, np.zeros(length, np.float32))
 
 
 def test_a_format_without_a_kernel_is_refused():

@@ -6,25 +6,35 @@ import pytest
 from coldpress.runtime.arithmetic import activation, up_activation
 from coldpress.runtime.kernels import activations, gemv, mlp, rows
 from coldpress.runtime.kernels.planes import Coarse
-from coldpress.runtime.plugins import load, names
+from coldpress.runtime.plugins import load
 from coldpress.runtime.quantization import Format
 from coldpress.runtime.quantization._planes import planes_of
 from coldpress.schemas.model import Activation
 from tests.support import reference_kernels
-from tests.support.kernels import OFFSET, SLOTS, assert_close, floats, unit_store
+from tests.support.block_formats import BLOCK_FORMATS, block_codes, half_places
+from tests.support.kernels import (
+    FORMATS,
+    OFFSET,
+    SLOTS,
+    assert_close,
+    cases,
+    decode,
+    floats,
+    nbytes,
+    unit_store,
+    whole,
+)
 
 pytestmark = pytest.mark.usefixtures("cpu")
 
 ROUNDED = ("int16", "int8")
-FORMATS = names("coldpress.runtime.quantization")
 ROUNDED_FORMATS = [name for name in FORMATS if name != "fp16"]
 """Formats of rows whose products round the vector."""
-PLANES = [name for name in FORMATS if planes_of(name)]
+PLANES = [name for name in FORMATS if name not in BLOCK_FORMATS and planes_of(name)]
 FUNCTIONS: tuple[Activation, ...] = ("relu", "relu2", "drelu", "fatrelu", "silu", "gelu", "gelu_tanh", "swiglu_oai")
 
 
-@pytest.mark.parametrize("fmt", ROUNDED_FORMATS)
-@pytest.mark.parametrize("length", [1, 31, 33, 64, 96, 172, 4096])
+@pytest.mark.parametrize(("fmt", "length"), cases([1, 31, 33, 64, 96, 172, 600, 4096], ROUNDED_FORMATS))
 @pytest.mark.parametrize("kind", ROUNDED)
 def test_rows_times_a_rounded_vector(rng, fmt, length, kind):
     store, x = unit_store(rng, fmt, length), floats(rng, length) * np.float32(0.01)
@@ -48,7 +58,7 @@ def test_rounding_errs_by_half_a_step(rng, kind, share):
     assert (error.max(axis=1) >= 0.5 * share * peak).all()
 
 
-@pytest.mark.parametrize("fmt", ROUNDED_FORMATS)
+@pytest.mark.parametrize("fmt", [name for name in ROUNDED_FORMATS if name not in BLOCK_FORMATS])
 @pytest.mark.parametrize("kind", ROUNDED)
 def test_the_largest_codes_and_numbers_do_not_overflow(fmt, kind):
     values = np.full((3, 64), 7, np.float32)
@@ -59,14 +69,32 @@ def test_the_largest_codes_and_numbers_do_not_overflow(fmt, kind):
     assert_close(rows.dot_rows(codes, np.arange(3, dtype=np.int32), 0, 64, fmt, x, activations=kind), expected, 64)
 
 
+@pytest.mark.parametrize("fmt", BLOCK_FORMATS)
 @pytest.mark.parametrize("kind", ROUNDED)
+def test_the_largest_numbers_of_blocks_do_not_overflow(rng, fmt, kind):
+    """Codes, scales and minima at both ends, times vectors at both ends, and with lower bytes of -128."""
+    ends = np.array([0x00, 0x7F, 0x80, 0xFF], np.uint8)
+    codes = block_codes(rng, fmt, 4, 256)
+    mask = half_places(fmt, 256)
+    codes[:, ~mask] = ends[:, None]
+    slots, weights = np.arange(4, dtype=np.int32), decode(codes, fmt, 256).astype(np.float64)
+    lower = np.where(np.arange(256) % 32, 128 / 32512, 1).astype(np.float32)
+    for x in (np.ones(256, np.float32), -np.ones(256, np.float32), lower, -lower):
+        taken = reference_kernels.rounded(x, fmt, kind)
+        found = rows.dot_rows(codes, slots, 0, 256, fmt, x, activations=kind)
+        np.testing.assert_allclose(found, weights @ taken, rtol=2e-6, atol=2e-5 * np.abs(weights).max())
+
+
+@pytest.mark.parametrize("kind", ROUNDED)
+@pytest.mark.parametrize("fmt", ["int4_group32", *BLOCK_FORMATS])
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_what_is_not_finite_is_not_rounded_away(rng, kind, bad):
-    store, x = unit_store(rng, "int4_group32", 172), floats(rng, 172)
+def test_what_is_not_finite_is_not_rounded_away(rng, fmt, kind, bad):
+    length = whole(fmt, 172)
+    store, x = unit_store(rng, fmt, length), floats(rng, length)
     slots = np.arange(SLOTS, dtype=np.int32)
     x[170] = bad
-    assert np.isnan(reference_kernels.rounded(x, "int4_group32", kind)).any()
-    assert np.isnan(rows.dot_rows(store, slots, OFFSET, 172, "int4_group32", x, activations=kind)).all()
+    assert np.isnan(reference_kernels.rounded(x, fmt, kind)).any()
+    assert np.isnan(rows.dot_rows(store, slots, OFFSET, length, fmt, x, activations=kind)).all()
 
 
 @pytest.mark.parametrize("kind", ROUNDED)
@@ -83,7 +111,7 @@ def test_fp16_rows_take_float32(rng):
 
 
 def layout_of(fmt: str, length: int, gate: bool, up: bool, function: Activation = "silu"):
-    size = load("coldpress.runtime.quantization", Format, fmt).nbytes(length)
+    size = nbytes(fmt, length)
     offsets = iter(range(OFFSET, OFFSET + 3 * size, size))
     first, second = next(offsets) if gate else None, next(offsets) if up else None
     return mlp.Layout(first, second, next(offsets), length, fmt, function, 0.5)
@@ -93,7 +121,7 @@ def layout_of(fmt: str, length: int, gate: bool, up: bool, function: Activation 
 @pytest.mark.parametrize("kind", activations.ACTIVATIONS)
 @pytest.mark.parametrize(("gate", "up"), [(True, True), (True, False), (False, True), (False, False)])
 def test_mlp_of_selected_units(rng, fmt, kind, gate, up):
-    for length in (33, 512):
+    for length in (whole(fmt, 33), 512):
         store, x = unit_store(rng, fmt, length, slices=3), floats(rng, length) / np.float32(length**0.5)
         for slots in ([], [4], [3, 3, 0, 3, 22], rng.permutation(SLOTS)):
             k = len(slots)

@@ -8,10 +8,10 @@ from coldpress.runtime.kernels.activations import ActivationFormat
 from coldpress.runtime.kernels.intervals import STEPS, Times, filled
 from coldpress.runtime.kernels.mlp import Layout, Terms
 from coldpress.runtime.kernels.planes import Coarse
-from coldpress.runtime.plugins import load
-from coldpress.runtime.quantization import Format, int8_group32
+from coldpress.runtime.quantization import int8_group32
 from coldpress.runtime.quantization._planes import unit_planes
 from coldpress.schemas.law import combined
+from tests.support.kernels import decode, nbytes
 
 LARGEST: dict[ActivationFormat, int] = {"int16": 32512, "int8": 127}
 """The whole number of a group's largest magnitude. 32512 = 256 * 127: the sum of two signed bytes, one times 256."""
@@ -42,8 +42,7 @@ def encode_heads(values: np.ndarray, out: np.ndarray) -> None:
 
 
 def gemv(matrix: np.ndarray, length: int, fmt: str, x: np.ndarray) -> np.ndarray:
-    codec = load("coldpress.runtime.quantization", Format, fmt)
-    return codec.decode(matrix[:, : codec.nbytes(length)], length) @ x
+    return decode(matrix, fmt, length) @ x
 
 
 def join_units(coarse: Coarse, store: np.ndarray, slots: np.ndarray) -> np.ndarray:
@@ -64,8 +63,7 @@ def axpy_rows(
 
 def rows(store: np.ndarray, slots: np.ndarray, offset: int, length: int, fmt: str) -> np.ndarray:
     """Decodes the selected rows: float32[k, length]."""
-    codec = load("coldpress.runtime.quantization", Format, fmt)
-    return codec.decode(store[slots, offset : offset + codec.nbytes(length)], length)
+    return decode(store[slots, offset : offset + nbytes(fmt, length)], fmt, length)
 
 
 def mlp_rows(

@@ -36,6 +36,9 @@ Rows rows_of(const Bytes2& store, const int32_t* slots, size_t count, int64_t of
     expect(width <= 1 || store.stride(1) == 1, "the bytes of a row are not contiguous");
     expect(store.shape(0) <= 1 || store.stride(0) >= 0, "the rows are stored backwards");
     expect(length >= 0 && length <= (int64_t{1} << 40), "a row of " + text(length) + " values is not possible");
+    expect(block_values(known) == kBlock || length % block_values(known) == 0,
+           "a row of " + text(length) + " values has no whole number of blocks of " + text(block_values(known)) + " in " +
+               format);
     expect(offset >= 0 && offset <= width && row_bytes(known, length) <= width - offset,
            "a row of " + text(length) + " values in " + format + " at byte " + text(offset) + " takes " +
                text(row_bytes(known, length)) + " bytes, but the stored rows have " + text(width));

@@ -16,7 +16,16 @@ Format format_of(const char* name) {
                  {"int3_group32", Format::int3_group32},
                  {"int4_2_2", Format::int4_2_2},
                  {"int4_3_1", Format::int4_3_1},
-                 {"int8_4_4", Format::int8_4_4}};
+                 {"int8_4_4", Format::int8_4_4},
+                 {"q4_k", Format::q4_k},
+                 {"q4_1", Format::q4_1},
+                 {"q6_k", Format::q6_k},
+                 {"q5_k", Format::q5_k},
+                 {"q5_0", Format::q5_0},
+                 {"q5_1", Format::q5_1},
+                 {"iq4_nl", Format::iq4_nl},
+                 {"q3_k", Format::q3_k},
+                 {"q2_k", Format::q2_k}};
     std::string names;
     for (const auto& entry : known) {
         if (std::strcmp(name, entry.name) == 0) return entry.format;

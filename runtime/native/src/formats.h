@@ -1,13 +1,17 @@
 // The storage formats of weights, as runtime/quantization/*.py define them, seen from the kernels: every format is
-// a run of blocks of 32 values. fp16 alone may end inside a block; the grouped formats are padded by the encoder.
+// a run of blocks of 32 values, or of 256. fp16 alone may end inside a block; the other formats of 32 are padded by the
+// encoder, and rows of blocks of 256 have a multiple of 256 values.
 #pragma once
 
 #include <cstdint>
 
 namespace coldpress {
 
-// The last three are coarse planes (runtime/quantization/_planes.py).
-enum class Format { fp16, int8_group32, int4_group32, int3_group32, int4_2_2, int4_3_1, int8_4_4 };
+// int4_2_2, int4_3_1 and int8_4_4 are coarse planes (runtime/quantization/_planes.py); those after them have a Layout.
+enum class Format {
+    fp16, int8_group32, int4_group32, int3_group32, int4_2_2, int4_3_1, int8_4_4,
+    q4_k, q4_1, q6_k, q5_k, q5_0, q5_1, iq4_nl, q3_k, q2_k
+};
 
 constexpr int64_t kBlock = 32;
 
@@ -35,7 +39,53 @@ constexpr Codes codes_of(Format format) {
     }
 }
 
+// A block of llama.cpp's formats: value = scale * code + start. Each `group` values share a scale and a start: the block's
+// scale, in K formats times a small number of the group; and -zero times that, or its minimum, likewise. Numbers `at` are
+// bytes of the block. A code's low and high bits stand apart (kernels_blocks.h); those of iq4_nl number its levels.
+struct Layout {
+    int values, bytes, group;
+    int scale_at, minimum_at, groups_at;  // float16, float16, and the groups' numbers; kNone: there is none
+    int low_bits, low_at, high_bits, high_at, zero;
+};
+
+constexpr int kNone = -1;
+
+// The levels of iq4_nl.
+constexpr int8_t kLevels[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
+
+// Its `values` are 0 for a format without a layout.
+constexpr Layout layout_of(Format format) {
+    switch (format) {
+        case Format::q4_1:
+            return {32, 20, 32, 0, 2, kNone, 4, 4, 0, kNone, 0};
+        case Format::q5_0:
+            return {32, 22, 32, 0, kNone, kNone, 4, 6, 1, 2, 16};
+        case Format::q5_1:
+            return {32, 24, 32, 0, 2, kNone, 4, 8, 1, 4, 0};
+        case Format::iq4_nl:
+            return {32, 18, 32, 0, kNone, kNone, 4, 2, 0, kNone, 0};
+        case Format::q2_k:
+            return {256, 84, 16, 80, 82, 0, 2, 16, 0, kNone, 0};
+        case Format::q3_k:
+            return {256, 110, 16, 108, kNone, 96, 2, 32, 1, 0, 4};
+        case Format::q4_k:
+            return {256, 144, 32, 0, 2, 4, 4, 16, 0, kNone, 0};
+        case Format::q5_k:
+            return {256, 176, 32, 0, 2, 4, 4, 48, 1, 16, 0};
+        case Format::q6_k:
+            return {256, 210, 16, 208, kNone, 192, 4, 0, 2, 128, 32};
+        default:
+            return {};
+    }
+}
+
+constexpr bool has_layout(Format format) { return layout_of(format).values > 0; }
+
+// Values of a block. A row's length is a multiple of it if it is more than kBlock.
+constexpr int64_t block_values(Format format) { return has_layout(format) ? layout_of(format).values : kBlock; }
+
 constexpr int64_t block_bytes(Format format) {
+    if (has_layout(format)) return layout_of(format).bytes;
     if (format == Format::fp16) return 64;
     return format == Format::int8_group32 ? 34 : 2 + kBlock / 8 * codes_of(format).bits;
 }
@@ -43,10 +93,10 @@ constexpr int64_t block_bytes(Format format) {
 // The factor of a format's scales.
 constexpr float unit_of(Format format) { return codes_of(format).bits == 0 ? 1.0f : codes_of(format).unit; }
 
-constexpr int64_t blocks_of(int64_t length) { return (length + kBlock - 1) / kBlock; }
+constexpr int64_t blocks_of(int64_t length, int64_t values = kBlock) { return (length + values - 1) / values; }
 
 constexpr int64_t row_bytes(Format format, int64_t length) {
-    return format == Format::fp16 ? 2 * length : blocks_of(length) * block_bytes(format);
+    return format == Format::fp16 ? 2 * length : blocks_of(length, block_values(format)) * block_bytes(format);
 }
 
 // Throws std::invalid_argument naming the known formats.

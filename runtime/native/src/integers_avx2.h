@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "formats.h"
+#include "kernels.h"
 
 namespace coldpress {
 namespace {
@@ -17,14 +18,17 @@ inline int64_t spread_bits(const uint8_t* p) {
     return static_cast<int64_t>(bits) | static_cast<int64_t>(bits >> 1) << 32;
 }
 
+// The low and then the high halves of 16 bytes.
+inline __m256i nibbles_of(const uint8_t* p) {
+    const __m128i pairs = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p)), low = _mm_set1_epi8(15);
+    return _mm256_set_m128i(_mm_and_si128(_mm_srli_epi16(pairs, 4), low), _mm_and_si128(pairs, low));
+}
+
 // The codes of a block, in order, as bytes. With two bits, lane k of 64 bits holds values 8 k to 8 k + 7: bits 2 k and
 // 2 k + 1 of the eight bytes.
 template <int kBits>
 inline __m256i unpacked_codes(const uint8_t* block) {
-    if constexpr (kBits == 4) {
-        const __m128i pairs = _mm_loadu_si128(reinterpret_cast<const __m128i*>(block + 2)), low = _mm_set1_epi8(15);
-        return _mm256_set_m128i(_mm_and_si128(_mm_srli_epi16(pairs, 4), low), _mm_and_si128(pairs, low));
-    }
+    if constexpr (kBits == 4) return nibbles_of(block + 2);
     int64_t low;
     __builtin_memcpy(&low, block + 2, sizeof low);
     const __m256i shifts = _mm256_setr_epi64x(0, 2, 4, 6);
@@ -43,6 +47,15 @@ inline __m256i stepped_codes(const uint8_t* block) {
     return kCodes.step == 1 ? codes : _mm256_slli_epi16(codes, __builtin_ctz(kCodes.step));
 }
 
+// Sums of products of signed numbers, 16 and 16, and those of x.
+inline __m256i signed_products(__m128i first, __m128i second, const int8_t* x) {
+    const auto half = [&](__m128i numbers, const int8_t* from) {
+        const __m128i own = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
+        return _mm256_madd_epi16(_mm256_cvtepi8_epi16(numbers), _mm256_cvtepi8_epi16(own));
+    };
+    return _mm256_add_epi32(half(first, x), half(second, x + 16));
+}
+
 // Sums of products of a block's codes and 32 whole numbers of 8 bits: 8 partial sums, exact.
 template <Format F>
 inline __m256i block_products(const uint8_t* block, const int8_t* x) {
@@ -55,12 +68,61 @@ inline __m256i block_products(const uint8_t* block, const int8_t* x) {
                                               _mm256_maddubs_epi16(zeros, numbers));
         return _mm256_madd_epi16(sums, _mm256_set1_epi16(1));
     } else {
-        const auto half = [&](int at) {
-            return _mm256_madd_epi16(_mm256_cvtepi8_epi16(load16(block + 2 + at)), _mm256_cvtepi8_epi16(load16(x + at)));
-        };
-        return _mm256_add_epi32(half(0), half(16));
+        return signed_products(load16(block + 2), load16(block + 18), x);
     }
 }
+
+// What kernels_blocks.h and kernels_integers.h ask of an instruction set with AVX2, but for the width of floats.
+struct Bytes32 {
+    using Bytes = __m256i;
+    static Bytes field(const uint8_t* p, int shift, int mask) {
+        const __m256i bytes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+        return _mm256_and_si256(_mm256_srli_epi16(bytes, shift), _mm256_set1_epi8(static_cast<char>(mask)));
+    }
+    static Bytes nibbles(const uint8_t* p) { return nibbles_of(p); }
+    static Bytes bits(const uint8_t* p) {
+        int32_t found;
+        __builtin_memcpy(&found, p, sizeof found);
+        const __m256i places = _mm256_setr_epi64x(0, 0x0101010101010101, 0x0202020202020202, 0x0303030303030303);
+        const __m256i own = _mm256_set1_epi64x(static_cast<int64_t>(0x8040201008040201));
+        const __m256i bytes = _mm256_and_si256(_mm256_shuffle_epi8(_mm256_set1_epi32(found), places), own);
+        return _mm256_and_si256(_mm256_cmpeq_epi8(bytes, own), _mm256_set1_epi8(1));
+    }
+    static Bytes raised(Bytes codes, Bytes high, int places) {
+        return _mm256_or_si256(codes, _mm256_slli_epi16(high, places));
+    }
+    static Bytes levels(Bytes codes) {
+        const __m128i table = _mm_loadu_si128(reinterpret_cast<const __m128i*>(kLevels));
+        return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(table), codes);
+    }
+    static float half(const uint8_t* p) {
+        int16_t found;
+        __builtin_memcpy(&found, p, sizeof found);
+        return _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(found)));
+    }
+
+    using Ints = __m256i;
+    // Sums of products of 32 codes and numbers, in order over 8 lanes; but for iq4_nl, whose groups have 32.
+    template <Format F>
+    static Ints code_products(Bytes codes, const int8_t* x) {
+        if constexpr (F == Format::iq4_nl)
+            return signed_products(_mm256_castsi256_si128(codes), _mm256_extracti128_si256(codes, 1), x);
+        const __m256i numbers = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(x));
+        return _mm256_madd_epi16(_mm256_maddubs_epi16(codes, numbers), _mm256_set1_epi16(1));
+    }
+    static Ints join(Ints high, Ints low) { return _mm256_add_epi32(_mm256_slli_epi32(high, 8), low); }
+    template <Format F, int P>
+    static Ints code_products(Bytes codes, const Rounded& x, int64_t at) {
+        const Ints high = code_products<F>(codes, x.planes[0] + at);
+        return P == 1 ? high : join(high, code_products<F>(codes, x.planes[1] + at));
+    }
+    // The scale of each of 8 lanes.
+    template <Format F>
+    static __m256 of_groups(const float* scales) {
+        if constexpr (layout_of(F).group == kBlock) return _mm256_set1_ps(scales[0]);
+        return _mm256_set_m128(_mm_set1_ps(scales[1]), _mm_set1_ps(scales[0]));
+    }
+};
 
 }  // namespace
 }  // namespace coldpress

@@ -10,7 +10,7 @@
 namespace coldpress {
 namespace {
 
-struct Isa {
+struct Isa : Bytes32 {
     using V = __m512;
     static constexpr int kWidth = 16;
 
@@ -53,19 +53,26 @@ struct Isa {
     }
     template <Format F>
     static V scale(const uint8_t* block) {
-        int16_t half;
-        __builtin_memcpy(&half, block, sizeof half);
-        const V found = _mm512_cvtph_ps(_mm256_set1_epi16(half));
+        int16_t bits;
+        __builtin_memcpy(&bits, block, sizeof bits);
+        const V found = _mm512_cvtph_ps(_mm256_set1_epi16(bits));
         return unit_of(F) == 1.0f ? found : mul(found, set1(unit_of(F)));
     }
 
-    using Ints = __m256i;
+    static void widen(Bytes codes, V* values) {
+        values[0] = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm256_castsi256_si128(codes)));
+        values[1] = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm256_extracti128_si256(codes, 1)));
+    }
+
     template <Format F>
     static Ints products(const uint8_t* block, const int8_t* x) {
         return block_products<F>(block, x);
     }
-    static Ints join(Ints high, Ints low) { return _mm256_add_epi32(_mm256_slli_epi32(high, 8), low); }
     static V to_float(Ints sums) { return _mm512_zextps256_ps512(_mm256_cvtepi32_ps(sums)); }
+    template <Format F, int P>
+    static V add_products(Bytes codes, const Rounded& x, int64_t at, const float* scales, V sum) {
+        return fma(to_float(code_products<F, P>(codes, x, at)), _mm512_zextps256_ps512(of_groups<F>(scales)), sum);
+    }
 };
 
 // The codes of four consecutive blocks of int4: each block has a quarter of the lanes.

@@ -10,7 +10,7 @@
 namespace coldpress {
 namespace {
 
-struct Isa {
+struct Isa : Bytes32 {
     using V = __m256;
     static constexpr int kWidth = 8;
 
@@ -77,19 +77,27 @@ struct Isa {
     }
     template <Format F>
     static V scale(const uint8_t* block) {
-        int16_t half;
-        __builtin_memcpy(&half, block, sizeof half);
-        const V found = _mm256_cvtph_ps(_mm_set1_epi16(half));
+        int16_t bits;
+        __builtin_memcpy(&bits, block, sizeof bits);
+        const V found = _mm256_cvtph_ps(_mm_set1_epi16(bits));
         return unit_of(F) == 1.0f ? found : mul(found, set1(unit_of(F)));
     }
 
-    using Ints = __m256i;
+    static void widen(Bytes codes, V* values) {
+        const __m128i halves[2] = {_mm256_castsi256_si128(codes), _mm256_extracti128_si256(codes, 1)};
+        for (int i = 0; i < 4; ++i)
+            values[i] = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(i % 2 ? _mm_srli_si128(halves[i / 2], 8) : halves[i / 2]));
+    }
+
     template <Format F>
     static Ints products(const uint8_t* block, const int8_t* x) {
         return block_products<F>(block, x);
     }
-    static Ints join(Ints high, Ints low) { return _mm256_add_epi32(_mm256_slli_epi32(high, 8), low); }
     static V to_float(Ints sums) { return _mm256_cvtepi32_ps(sums); }
+    template <Format F, int P>
+    static V add_products(Bytes codes, const Rounded& x, int64_t at, const float* scales, V sum) {
+        return fma(to_float(code_products<F, P>(codes, x, at)), of_groups<F>(scales), sum);
+    }
 };
 
 }  // namespace

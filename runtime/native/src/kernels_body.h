@@ -14,23 +14,24 @@ constexpr int kVectors = static_cast<int>(kBlock) / Isa::kWidth;  // of a block
 constexpr int kRows = 4;  // rows at a time: x (or y) is loaded once for all of them
 static_assert(kRows == kRowsAhead, "what is fetched while other rows are computed");
 constexpr int64_t kLine = 64;
-constexpr int64_t kStride = 4;  // blocks between two looks ahead
+template <Format F>
+constexpr int64_t kStride = block_values(F) > kBlock ? 1 : 4;  // blocks between two looks ahead
 
-// Prefetches the same `kStride` blocks of the next rows, each cache line once. The hardware prefetcher does not help:
+// Prefetches the same kStride<F> blocks of the next rows, each cache line once. The hardware prefetcher does not help:
 // rows are not adjacent, and it does not follow four rows at once even if they are. Always inlined, like Isa::prefetch:
 // GCC drops calls of a function that only prefetches.
 template <Format F, int R>
 [[gnu::always_inline]] inline void look_ahead(const uint8_t* const* next, int64_t block) {
     constexpr int64_t bytes = block_bytes(F);
-    if (block % kStride != 0) return;
+    if (block % kStride<F> != 0) return;
     for (int r = 0; r < R; ++r)
-        for (int64_t at = 0; at < kStride * bytes; at += kLine) Isa::prefetch(next[r] + block * bytes + at);
+        for (int64_t at = 0; at < kStride<F> * bytes; at += kLine) Isa::prefetch(next[r] + block * bytes + at);
 }
 
 // Prefetches the very first rows, which no earlier step has prefetched.
 template <Format F, int R>
 [[gnu::always_inline]] inline void look_at(const uint8_t* const* rows, int64_t length) {
-    for (int64_t b = 0; b < length / kBlock; b += kStride) look_ahead<F, R>(rows, b);
+    for (int64_t b = 0; b < length / block_values(F); b += kStride<F>) look_ahead<F, R>(rows, b);
 }
 
 // A count and a format as types, for templates that are instantiated for several of them.
@@ -61,6 +62,24 @@ inline void with_format(Format format, const Run& run) {
             return run(FormatType<Format::int4_3_1>{});
         case Format::int8_4_4:
             return run(FormatType<Format::int8_4_4>{});
+        case Format::q4_k:
+            return run(FormatType<Format::q4_k>{});
+        case Format::q4_1:
+            return run(FormatType<Format::q4_1>{});
+        case Format::q6_k:
+            return run(FormatType<Format::q6_k>{});
+        case Format::q5_k:
+            return run(FormatType<Format::q5_k>{});
+        case Format::q5_0:
+            return run(FormatType<Format::q5_0>{});
+        case Format::q5_1:
+            return run(FormatType<Format::q5_1>{});
+        case Format::iq4_nl:
+            return run(FormatType<Format::iq4_nl>{});
+        case Format::q3_k:
+            return run(FormatType<Format::q3_k>{});
+        case Format::q2_k:
+            return run(FormatType<Format::q2_k>{});
     }
 }
 
@@ -74,7 +93,7 @@ struct Tail {
 
 template <Format F>
 constexpr int64_t whole_blocks(int64_t length) {
-    return F == Format::fp16 ? length / kBlock : blocks_of(length);
+    return F == Format::fp16 ? length / kBlock : blocks_of(length, block_values(F));
 }
 
 // Calls `step` with a number of rows and the index of the first. The step should prefetch the kRowsAhead rows after
@@ -105,16 +124,18 @@ inline void over_chunks(const uint8_t* const* rows, int64_t length, const Step& 
 
 // A longer chunk's products go to two independent sums, so that neither addition waits for the other.
 template <Format F>
-constexpr int kChains = Chunk<F>::kBlocks > 1 ? 2 : 1;
+constexpr int kChains = kChunkValues<F> > kBlock ? 2 : 1;
 
 // sum + values * x; values keep their order in formats without scales
 template <Format F>
 inline V add_products(const V* values, V scale, const V* x, V sum) {
-    if constexpr (F == Format::fp16) {
-        for (int i = 0; i < Chunk<F>::kVectors; ++i) sum = Isa::fma(values[i], x[i], sum);
-        return sum;
+    V parts[kChains<F>];
+    if constexpr (!kScaled<F>) {
+        for (int i = 0; i < kChains<F>; ++i) parts[i] = i == 0 ? sum : Isa::zero();
+        for (int i = 0; i < Chunk<F>::kVectors; ++i)
+            parts[i % kChains<F>] = Isa::fma(values[i], x[i], parts[i % kChains<F>]);
+        return kChains<F> == 2 ? Isa::add(parts[0], parts[kChains<F> - 1]) : parts[0];
     } else {
-        V parts[kChains<F>];
         for (int i = 0; i < kChains<F>; ++i) parts[i] = Isa::mul(values[i], x[i]);
         for (int i = kChains<F>; i < Chunk<F>::kVectors; ++i)
             parts[i % kChains<F>] = Isa::fma(values[i], x[i], parts[i % kChains<F>]);
@@ -124,10 +145,10 @@ inline V add_products(const V* values, V scale, const V* x, V sum) {
 
 template <Format F>
 inline V scale_of(const uint8_t* chunk) {
-    if constexpr (F == Format::fp16)
-        return Isa::zero();  // the format has no scales; never called
-    else
+    if constexpr (kScaled<F>)
         return Chunk<F>::scale(chunk);
+    else
+        return Isa::zero();  // never used
 }
 
 template <Format F>
@@ -158,7 +179,7 @@ inline void axpy_rows(const uint8_t* const* rows, int64_t length, const float* c
         for (int r = 0; r < R; ++r) {
             V coefficient = Isa::set1(coefficients[r]);
             Chunk<F>::unpack(at(r), values);
-            if constexpr (F != Format::fp16) coefficient = Isa::mul(coefficient, Chunk<F>::scale(at(r)));
+            if constexpr (kScaled<F>) coefficient = Isa::mul(coefficient, Chunk<F>::scale(at(r)));
             for (int i = 0; i < Chunk<F>::kVectors; ++i) outputs[i] = Isa::fma(coefficient, values[i], outputs[i]);
         }
         for (int i = 0; i < Chunk<F>::kVectors; ++i)
@@ -166,29 +187,33 @@ inline void axpy_rows(const uint8_t* const* rows, int64_t length, const float* c
     });
 }
 
+// Stores each 32 values of a block `stride` behind the 32 before.
 template <Format F>
-inline void decode_block(const uint8_t* block, float* out) {
-    V values[kVectors];
-    Isa::template unpack<F>(block, values);
-    for (int i = 0; i < kVectors; ++i) {
-        if constexpr (F != Format::fp16) values[i] = Isa::mul(values[i], Isa::template scale<F>(block));
-        Isa::store(out + i * Isa::kWidth, values[i]);
+inline void decode_block(const uint8_t* block, float* out, int64_t stride = kBlock) {
+    V values[kParts<F> * kVectors];
+    if constexpr (has_layout(F))
+        unpack_block<F>(block, values);
+    else
+        Isa::template unpack<F>(block, values);
+    for (int i = 0; i < kParts<F> * kVectors; ++i) {
+        if constexpr (kScaled<F>) values[i] = Isa::mul(values[i], Isa::template scale<F>(block));
+        Isa::store(out + i / kVectors * stride + i % kVectors * Isa::kWidth, values[i]);
     }
 }
 
 template <Format F>
 void decode_format(const uint8_t* row, int64_t length, float* out) {
-    constexpr int64_t bytes = block_bytes(F);
-    const int64_t whole = length / kBlock, rest = length % kBlock;
-    for (int64_t b = 0; b < whole; ++b) decode_block<F>(row + b * bytes, out + b * kBlock);
+    constexpr int64_t bytes = block_bytes(F), values = block_values(F);
+    const int64_t whole = length / values, rest = length % values;
+    for (int64_t b = 0; b < whole; ++b) decode_block<F>(row + b * bytes, out + b * values);
     if (rest == 0) return;
-    float last[kBlock];
+    float last[values];
     if constexpr (F == Format::fp16) {
         decode_block<F>(Tail(row + whole * bytes, rest).bytes, last);
     } else {
         decode_block<F>(row + whole * bytes, last);
     }
-    __builtin_memcpy(out + whole * kBlock, last, static_cast<size_t>(rest) * sizeof(float));
+    __builtin_memcpy(out + whole * values, last, static_cast<size_t>(rest) * sizeof(float));
 }
 
 // exp(x) for x <= 0 to 2 ulp: 2^k * p(r), k = round(x / ln 2), |r| <= ln(2) / 2, p of degree 6. No branches, so that

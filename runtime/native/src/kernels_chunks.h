@@ -1,3 +1,5 @@
+#include "kernels_blocks.h"
+
 // Defines chunks, the blocks of a row that the inner loops take at a time, and the order of the values that they
 // multiply: over an `Isa`, before kernels_body.h. Here a chunk is one block whose values keep their places; an
 // instruction set that unpacks several blocks at once has a specialization. Everything is in an anonymous namespace.
@@ -5,26 +7,33 @@
 namespace coldpress {
 namespace {
 
-using V = Isa::V;
-
 template <Format F>
 struct Chunk {
     static constexpr int64_t kBlocks = 1;
-    static constexpr int kVectors = static_cast<int>(kBlock) / Isa::kWidth;
+    static constexpr int kVectors = static_cast<int>(block_values(F)) / Isa::kWidth;
 
-    // The values without their group's scale, possibly times constants that `arrange` divides by; and their scales.
-    static void unpack(const uint8_t* chunk, V* values) { Isa::template unpack<F>(chunk, values); }
+    // The values, without their scale if the format is kScaled, and possibly times constants that `arrange` divides by; and
+    // their scales.
+    static void unpack(const uint8_t* chunk, V* values) {
+        if constexpr (has_layout(F))
+            unpack_block<F>(chunk, values);
+        else
+            Isa::template unpack<F>(chunk, values);
+    }
     static V scale(const uint8_t* chunk) { return Isa::template scale<F>(chunk); }
     // Stores a chunk's values of a vector in the order in which `unpack` returns their factors.
-    static void arrange(const float* x, float* out) { __builtin_memcpy(out, x, kBlock * sizeof(float)); }
+    static void arrange(const float* x, float* out) { __builtin_memcpy(out, x, block_values(F) * sizeof(float)); }
     // The inverse.
-    static void restore(const float* arranged, float* out) { __builtin_memcpy(out, arranged, kBlock * sizeof(float)); }
+    static void restore(const float* arranged, float* out) { arrange(arranged, out); }
 };
+
+template <Format F>
+constexpr bool kScaled = F != Format::fp16 && !has_layout(F);
 
 template <Format F>
 constexpr int64_t kChunkBytes = Chunk<F>::kBlocks * block_bytes(F);
 template <Format F>
-constexpr int64_t kChunkValues = Chunk<F>::kBlocks * kBlock;
+constexpr int64_t kChunkValues = Chunk<F>::kBlocks * block_values(F);
 
 // Calls `step` with the index of each full chunk of a vector, and `last` with that of a partial chunk and its values.
 template <Format F, typename Step, typename Last>

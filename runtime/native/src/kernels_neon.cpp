@@ -85,12 +85,15 @@ struct Isa {
             widen(halves[1], values + 4);
         }
     }
+    static V halves_of(const uint8_t* p) {
+        uint16_t bits;
+        __builtin_memcpy(&bits, p, sizeof bits);
+        return vcvt_f32_f16(vreinterpret_f16_u16(vdup_n_u16(bits)));
+    }
+    static float half(const uint8_t* p) { return vgetq_lane_f32(halves_of(p), 0); }
     template <Format F>
     static V scale(const uint8_t* block) {
-        uint16_t half;
-        __builtin_memcpy(&half, block, sizeof half);
-        const V found = vcvt_f32_f16(vreinterpret_f16_u16(vdup_n_u16(half)));
-        return unit_of(F) == 1.0f ? found : vmulq_n_f32(found, unit_of(F));
+        return unit_of(F) == 1.0f ? halves_of(block) : vmulq_n_f32(halves_of(block), unit_of(F));
     }
 
     using Ints = int32x4_t;
@@ -115,6 +118,55 @@ struct Isa {
     }
     static Ints join(Ints high, Ints low) { return vaddq_s32(vshlq_n_s32(high, 8), low); }
     static V to_float(Ints sums) { return vcvtq_f32_s32(sums); }
+
+    using Bytes = int8x16x2_t;
+    static Bytes signed_codes(uint8x16_t first, uint8x16_t second) {
+        return {{vreinterpretq_s8_u8(first), vreinterpretq_s8_u8(second)}};
+    }
+    static Bytes field(const uint8_t* p, int shift, int mask) {
+        const int8x16_t right = vdupq_n_s8(static_cast<int8_t>(-shift));
+        const uint8x16_t kept = vdupq_n_u8(static_cast<uint8_t>(mask));
+        return signed_codes(vandq_u8(vshlq_u8(vld1q_u8(p), right), kept),
+                            vandq_u8(vshlq_u8(vld1q_u8(p + 16), right), kept));
+    }
+    static Bytes nibbles(const uint8_t* p) {
+        const uint8x16_t pairs = vld1q_u8(p);
+        return signed_codes(vandq_u8(pairs, vdupq_n_u8(15)), vshrq_n_u8(pairs, 4));
+    }
+    static Bytes bits(const uint8_t* p) {
+        const uint8x16_t own = vreinterpretq_u8_u64(vdupq_n_u64(0x8040201008040201));
+        const auto half_of = [own](uint8_t first, uint8_t second) {
+            return vandq_u8(vtstq_u8(vcombine_u8(vdup_n_u8(first), vdup_n_u8(second)), own), vdupq_n_u8(1));
+        };
+        return signed_codes(half_of(p[0], p[1]), half_of(p[2], p[3]));
+    }
+    static Bytes raised(Bytes codes, Bytes high, int places) {
+        const int8x16_t left = vdupq_n_s8(static_cast<int8_t>(places));
+        return {{vorrq_s8(codes.val[0], vshlq_s8(high.val[0], left)), vorrq_s8(codes.val[1], vshlq_s8(high.val[1], left))}};
+    }
+    static Bytes levels(Bytes codes) {
+        const int8x16_t table = vld1q_s8(kLevels);
+        const auto found = [table](int8x16_t half) { return vqtbl1q_s8(table, vreinterpretq_u8_s8(half)); };
+        return {{found(codes.val[0]), found(codes.val[1])}};
+    }
+    static void widen(Bytes codes, V* values) {
+        widen(codes.val[0], values);
+        widen(codes.val[1], values + 4);
+    }
+    template <int P>
+    static Ints half_products(Ints sums, int8x16_t codes, const Rounded& x, int64_t at) {
+        if constexpr (P == 1) return add_products(sums, codes, vld1q_s8(x.planes[0] + at));
+        const Ints high = add_products(vdupq_n_s32(0), codes, vld1q_s8(x.planes[0] + at));
+        return add_products(vaddq_s32(sums, vshlq_n_s32(high, 8)), codes, vld1q_s8(x.planes[1] + at));
+    }
+    template <Format F, int P>
+    static V add_products(Bytes codes, const Rounded& x, int64_t at, const float* scales, V sum) {
+        const Ints first = half_products<P>(vdupq_n_s32(0), codes.val[0], x, at);
+        if constexpr (layout_of(F).group == kBlock)
+            return vfmaq_n_f32(sum, to_float(half_products<P>(first, codes.val[1], x, at + 16)), scales[0]);
+        sum = vfmaq_n_f32(sum, to_float(first), scales[0]);
+        return vfmaq_n_f32(sum, to_float(half_products<P>(vdupq_n_s32(0), codes.val[1], x, at + 16)), scales[1]);
+    }
 };
 
 }  // namespace

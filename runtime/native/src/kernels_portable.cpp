@@ -70,13 +70,16 @@ struct Isa {
             for (int i = 0; i < 8; ++i) values[i] = load(lanes + kWidth * i);
         }
     }
-    template <Format F>
-    static V scale(const uint8_t* block) {
-        const uint32_t half = load_as<uint16_t>(block), magnitude = half & 0x7FFF, moved = magnitude << 13;
+    static float half(const uint8_t* p) {
+        const uint32_t bits = load_as<uint16_t>(p), magnitude = bits & 0x7FFF, moved = magnitude << 13;
         const float value = load_as<float>(&moved) * 0x1p112f;
         const uint32_t special = magnitude >= 0x7C00 ? 0x7F800000 : 0;
-        const uint32_t result = load_as<uint32_t>(&value) | special | ((half & 0x8000) << 16);
-        return set1(load_as<float>(&result) * unit_of(F));
+        const uint32_t result = load_as<uint32_t>(&value) | special | ((bits & 0x8000) << 16);
+        return load_as<float>(&result);
+    }
+    template <Format F>
+    static V scale(const uint8_t* block) {
+        return set1(half(block) * unit_of(F));
     }
 
     using Ints = Int4;
@@ -89,6 +92,49 @@ struct Isa {
     }
     static Ints join(Ints high, Ints low) { return high * 256 + low; }
     static V to_float(Ints sums) { return __builtin_convertvector(sums, V); }
+
+    struct Bytes {
+        int8_t numbers[kBlock];
+    };
+    template <typename Find>
+    static Bytes each(const Find& find) {
+        Bytes found;
+        for (int i = 0; i < kBlock; ++i) found.numbers[i] = static_cast<int8_t>(find(i));
+        return found;
+    }
+    static Bytes field(const uint8_t* p, int shift, int mask) {
+        return each([=](int i) { return p[i] >> shift & mask; });
+    }
+    static Bytes nibbles(const uint8_t* p) {
+        return each([=](int i) { return p[i % 16] >> (i / 16 * 4) & 15; });
+    }
+    static Bytes bits(const uint8_t* p) {
+        return each([=](int i) { return p[i / 8] >> (i % 8) & 1; });
+    }
+    static Bytes raised(const Bytes& codes, const Bytes& high, int places) {
+        return each([&](int i) { return codes.numbers[i] | high.numbers[i] << places; });
+    }
+    static Bytes levels(const Bytes& codes) {
+        return each([&](int i) { return kLevels[codes.numbers[i]]; });
+    }
+    static void widen(const Bytes& codes, V* values) {
+        float lanes[kBlock];
+        for (int i = 0; i < kBlock; ++i) lanes[i] = static_cast<float>(codes.numbers[i]);
+        for (int i = 0; i < 8; ++i) values[i] = load(lanes + kWidth * i);
+    }
+    template <Format F, int P>
+    static V add_products(const Bytes& codes, const Rounded& x, int64_t at, const float* scales, V sum) {
+        constexpr int kGroup = layout_of(F).group;
+        for (int first = 0; first < kBlock; first += kGroup) {
+            int32_t lanes[4] = {};
+            for (int i = first; i < first + kGroup; ++i) {
+                const int32_t high = x.planes[0][at + i];
+                lanes[i % 4] += codes.numbers[i] * (P == 2 ? 256 * high + x.planes[1][at + i] : high);
+            }
+            sum = fma(to_float(load_as<Int4>(lanes)), set1(scales[first / kGroup]), sum);
+        }
+        return sum;
+    }
 };
 
 }  // namespace

@@ -37,6 +37,33 @@ inline float round_group(const float* x, int8_t* high, int8_t* low) {
     return finite ? (used ? peak / most : 0.0f) : __builtin_nanf("");
 }
 
+template <int P>
+inline float sum_of(const int8_t* high, const int8_t* low, int64_t count) {
+    int32_t sum = 0;
+    for (int64_t i = 0; i < count; ++i) sum += P == 2 ? 256 * high[i] + low[i] : high[i];
+    return static_cast<float>(sum);
+}
+
+// Rounds for rows of a format with a layout whose groups have `group` values, and pads all with zeros.
+template <int P>
+inline void round_groups(int64_t group, const float* x, int64_t blocks, const Rounded& out) {
+    const float zeros[kBlock] = {};
+    for (int64_t b = 0; b < blocks_of(blocks, kRoundedBlocks) * kRoundedBlocks; ++b) {
+        int8_t *const high = out.planes[0] + b * kBlock, *const low = P == 2 ? out.planes[1] + b * kBlock : nullptr;
+        const float scale = round_group<P>(b < blocks ? x + b * kBlock : zeros, high, low);
+        for (int64_t at = 0; at < kBlock; at += group) {
+            const int64_t g = (b * kBlock + at) / group;
+            out.scales[g] = scale;
+            out.sums[g] = scale * sum_of<P>(high + at, P == 2 ? low + at : nullptr, group);
+        }
+    }
+}
+
+inline void round_layout(Format format, const float* x, int64_t blocks, const Rounded& out) {
+    const int64_t group = layout_of(format).group;
+    out.num_planes == 2 ? round_groups<2>(group, x, blocks, out) : round_groups<1>(group, x, blocks, out);
+}
+
 // `over_rows` for products with rounded vectors: `step` also gets the format, which is not fp16, and the number of planes.
 template <typename Step>
 inline void over_rounded_rows(Format format, const uint8_t* const* rows, int64_t count, int64_t length,

@@ -63,7 +63,7 @@ inline void axpy_tile(const uint8_t* const* rows, int64_t length, const float* c
             Chunk<F>::unpack(at(r), values);
             for (int t = 0; t < T; ++t) {
                 V coefficient = Isa::set1(coefficients[t][first + r]);
-                if constexpr (F != Format::fp16) coefficient = Isa::mul(coefficient, scale_of<F>(at(r)));
+                if constexpr (kScaled<F>) coefficient = Isa::mul(coefficient, scale_of<F>(at(r)));
                 for (int i = 0; i < Chunk<F>::kVectors; ++i)
                     outputs[t][i] = Isa::fma(coefficient, values[i], outputs[t][i]);
             }

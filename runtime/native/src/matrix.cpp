@@ -11,7 +11,7 @@ namespace coldpress {
 namespace {
 
 constexpr int64_t kTaskRows = 48;            // rows of weights in a task, decoded to 51 kB at a time
-constexpr int64_t kTaskBlocks = 4;           // columns of a task; decoded to 128 kB at a time
+constexpr int64_t kTaskBlocks = 8;           // columns of a task, also of the largest block; decoded to 256 kB at a time
 constexpr int64_t kPackedBytes = 8 << 20;    // bytes of vectors packed at a time
 constexpr int64_t kLineValues = 16;
 constexpr int64_t kThreadProducts = 2 << 20;  // products that take longer than waking a thread (kThreadBytes)
@@ -42,7 +42,7 @@ void multiply_rows(const Rows& rows, int64_t first, const float* packed, int64_t
     std::fill_n(sums, panels * kTaskRows * kBlock, 0.0f);
     for (int64_t from = 0; from < rows.length; from += kDepth) {
         const int64_t depth = std::min(kDepth, rows.length - from);
-        const int64_t skipped = from / kBlock * block_bytes(rows.format);
+        const int64_t skipped = row_bytes(rows.format, from);
         for (int64_t r = 0; r < count; ++r)
             kernels().decode(rows.format, rows.at(first + r) + skipped, depth, weights + r * kDepthStride);
         for (int64_t p = 0; p < panels; ++p)
@@ -60,7 +60,7 @@ void multiply_rows(const Rows& rows, int64_t first, const float* packed, int64_t
 void add_columns(const Rows& rows, int64_t first, int64_t depth, int64_t block, const float* factors, int64_t tokens,
                  float* out) {
     const int64_t begin = block * kBlock, values = std::min(kTaskBlocks * kBlock, rows.length - begin);
-    const int64_t panel = depth * kBlock, skipped = block * block_bytes(rows.format);
+    const int64_t panel = depth * kBlock, skipped = row_bytes(rows.format, begin);
     float* const weights = scratch(kTaskBlocks * panel + tokens * kBlock);
     float* const partial = weights + kTaskBlocks * panel;
     for (int64_t k = 0; k < depth; ++k)
