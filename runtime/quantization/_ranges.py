@@ -20,7 +20,7 @@ FREE = -1
 
 @dataclass(frozen=True)
 class Ranges:
-    """Steps and starts of groups as a header says them, float32 [..., groups of a block], and the header uint8 [..., n]."""
+    """Steps and starts of groups as a header says them, float32 [..., groups], and the header, uint8 [..., n]."""
 
     steps: np.ndarray
     starts: np.ndarray
@@ -53,7 +53,7 @@ class RangeFormat(Format):
 
     @abstractmethod
     def split(self, blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Returns the numbers of blocks, uint8 [..., BLOCK], and their groups' steps and starts, float32 [..., groups]."""
+        """Returns blocks' numbers, uint8 [..., BLOCK], and steps and starts of their groups, float32 [..., groups]."""
 
     def nbytes(self, length: int) -> int:
         return -(-length // self.BLOCK) * self.BLOCK_BYTES
@@ -67,26 +67,36 @@ class RangeFormat(Format):
         count, length = values.shape
         padded = -(-length // self.BLOCK) * self.BLOCK
         each = np.zeros((1, padded), np.float32)
-        each[0, :length] = 1 if prices is None else prices
-        each = each.reshape(-1, self.GROUP)
+        each[0, : None if prices is None else length] = 1 if prices is None else prices
 
         def fill(part: np.ndarray, codes: np.ndarray) -> None:
             whole = np.zeros((len(part), padded), np.float32)
             whole[:, :length] = part
-            codes[...] = self._encoded(whole, each)
+            blocks = whole.reshape(-1, self.BLOCK)
+            ranges = self.ranges(blocks, each)
+            codes[...] = self.join(self.numbers(blocks, ranges), ranges.header).reshape(codes.shape)
 
         return encode_blocks(values, self.nbytes(length), fill) if length else np.empty((count, 0), np.uint8)
 
-    def _encoded(self, values: np.ndarray, prices: np.ndarray) -> np.ndarray:
-        groups = np.ascontiguousarray(values.reshape(-1, self.GROUP))
+    def ranges(self, values: np.ndarray, prices: np.ndarray) -> Ranges:
+        """Searches the ranges of blocks, float32 [n, BLOCK], that lose least; `prices` are those of a squared error of
+        each value, float32 [1, a number of values that divides n * BLOCK], repeated.
+
+        Raises:
+            ColdpressError: if a step or a start is beyond float16.
+        """
+        groups, per_block = values.reshape(-1, self.GROUP), (-1, self.BLOCK // self.GROUP)
         steps, starts = (np.empty(len(groups), np.float32) for _ in range(2))
-        _native.fit_ranges(groups, prices, self.HIGHEST, self.ZERO, steps, starts)
-        per_block = (-1, self.BLOCK // self.GROUP)
-        ranges = self.held(steps.reshape(per_block), starts.reshape(per_block))
-        numbers = np.empty(groups.shape, np.uint8)
+        _native.fit_ranges(groups, prices.reshape(-1, self.GROUP), self.HIGHEST, self.ZERO, steps, starts)
+        return self.held(steps.reshape(per_block), starts.reshape(per_block))
+
+    def numbers(self, values: np.ndarray, ranges: Ranges) -> np.ndarray:
+        """Returns the numbers of the nearest values in given ranges: float32 [n, BLOCK] -> uint8 of the same shape."""
+        groups = values.reshape(-1, self.GROUP)
+        found = np.empty(groups.shape, np.uint8)
         held = (np.ascontiguousarray(one.reshape(-1)) for one in (ranges.steps, ranges.starts))
-        _native.nearest_numbers(groups, *held, self.HIGHEST, numbers)
-        return self.join(numbers.reshape(-1, self.BLOCK), ranges.header).reshape(len(values), -1)
+        _native.nearest_numbers(groups, *held, self.HIGHEST, found)
+        return found.reshape(values.shape)
 
     def decode(self, codes: np.ndarray, length: int) -> np.ndarray:
         def fill(part: np.ndarray, values: np.ndarray) -> None:
@@ -98,7 +108,8 @@ class RangeFormat(Format):
         return decode_blocks(codes, length, self.nbytes(length), fill)
 
     def finite(self, codes: np.ndarray) -> bool:
-        _, steps, starts = self.split(codes.reshape(-1, self.BLOCK_BYTES))
+        with np.errstate(invalid="ignore", over="ignore"):
+            _, steps, starts = self.split(codes.reshape(-1, self.BLOCK_BYTES))
         return bool(np.isfinite(steps).all() and np.isfinite(starts).all())
 
 
@@ -113,7 +124,7 @@ def stored(values: np.ndarray) -> np.ndarray:
 
 
 def two_levels(values: np.ndarray, lowest: int, highest: int, name: str) -> tuple[np.ndarray, np.ndarray]:
-    """Writes values [..., n] as a float16 [..., 1] times whole numbers: (the float16 as float32, the numbers as float32).
+    """Writes values [..., n] as a float16 [..., 1] times whole numbers: (the float16, the numbers), both as float32.
 
     The value of largest magnitude gets the number of largest magnitude, so that the float16 may be negative.
 

@@ -1,5 +1,5 @@
-"""Shared code of llama.cpp's K formats: blocks of 256 values, whose groups' steps and starts are small whole numbers times
-two float16 of the block."""
+"""Shared code of llama.cpp's K formats: blocks of 256 values. Steps and starts of a block's groups are small whole
+numbers times two float16 of the block."""
 
 from typing import ClassVar
 
@@ -57,7 +57,7 @@ def _unpacked_six(packed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def packed_twos(numbers: np.ndarray) -> np.ndarray:
-    """Packs numbers of two bits [n, 256]: uint8 [n, 64]. A half block's bytes hold values 32 apart in bits 0, 2, 4, 6."""
+    """Packs numbers of two bits [n, 256]: uint8 [n, 64]. Bits 0, 2, 4, 6 of a half's bytes are values 32 apart."""
     parts = (numbers & 3).reshape(-1, 2, 4, 32)
     return (parts[:, :, 0] | parts[:, :, 1] << 2 | parts[:, :, 2] << 4 | parts[:, :, 3] << 6).reshape(-1, 64)
 

@@ -1,5 +1,5 @@
-"""iq4_nl: llama.cpp's IQ4_NL, 4.5 bits a weight: groups of 32 values, each a float16 scale d and 16 levels that lie closer
-around 0; value = LEVELS[q] * d."""
+"""iq4_nl: llama.cpp's IQ4_NL, 4.5 bits a weight: groups of 32 values, each a float16 scale d; value = LEVELS[q] * d,
+with 16 levels that lie closer around 0."""
 
 import numpy as np
 
