@@ -106,8 +106,8 @@ def _round(values: np.ndarray, factor: np.ndarray, along_inputs: bool, codec: Fo
 
 
 def _rows_in_ranges(values: np.ndarray, factor: np.ndarray, codec: RangeFormat) -> np.ndarray:
-    """Returns codes uint8 [outputs, nbytes(inputs)], and overwrites `values`, float32 [inputs, outputs]. A block of inputs
-    gets its ranges when its first input is reached."""
+    """Returns codes uint8 [outputs, nbytes(inputs)], and overwrites `values`, float32 [inputs, outputs]. A block of
+    inputs gets its ranges when its first input is reached."""
     inputs, outputs = values.shape
     padded = -(-inputs // codec.BLOCK) * codec.BLOCK
     numbers, ranges = np.zeros((padded, outputs), np.uint8), []
@@ -162,6 +162,6 @@ def corrected(values: np.ndarray, factor: np.ndarray, nearest: Callable[[int], n
 
 def _scales_of_slice(values: np.ndarray, codec: Format) -> np.ndarray:
     """Returns scales float32 [groups] of a slice float32 [length]; a partial last group is padded with zeros."""
-    whole = np.zeros(-(-values.size // GROUP) * GROUP, np.float32)
-    whole[: values.size] = values
-    return best_scales(whole.reshape(-1, GROUP), np.ones((1, GROUP), np.float32), codec)
+    whole, prices = np.zeros((2, -(-values.size // GROUP) * GROUP), np.float32)
+    whole[: values.size], prices[: values.size] = values, 1
+    return best_scales(whole.reshape(-1, GROUP), prices.reshape(-1, GROUP), codec)

@@ -94,8 +94,8 @@ class RangeFormat(Format):
         """Returns the numbers of the nearest values in given ranges: float32 [n, BLOCK] -> uint8 of the same shape."""
         groups = values.reshape(-1, self.GROUP)
         found = np.empty(groups.shape, np.uint8)
-        held = (np.ascontiguousarray(one.reshape(-1)) for one in (ranges.steps, ranges.starts))
-        _native.nearest_numbers(groups, *held, self.HIGHEST, found)
+        steps, starts = (np.ascontiguousarray(one.reshape(-1)) for one in (ranges.steps, ranges.starts))
+        _native.nearest_numbers(groups, steps, starts, self.HIGHEST, found)
         return found.reshape(values.shape)
 
     def decode(self, codes: np.ndarray, length: int) -> np.ndarray:
