@@ -12,7 +12,6 @@ from coldpress.compiler.rounding._scales import best_scales
 from coldpress.compiler.rounding._weights import Algorithm, Weights
 from coldpress.runtime.plugins import load
 from coldpress.runtime.quantization import Format
-from coldpress.runtime.quantization._planes import whole_format
 from coldpress.schemas.families import FormatName
 
 GROUP = 32
@@ -26,7 +25,7 @@ class Plugin(Algorithm):
         Raises:
             ColdpressError: if a value or a scale is beyond float16.
         """
-        codec = load("coldpress.runtime.quantization", Format, whole_format(format_name))
+        codec = load("coldpress.runtime.quantization", Format, format_name)
         prices = None if weights.importance is None or not codec.SCALE_SIGNS else _prices(weights, weights.importance)
         codes = np.empty((weights.count, codec.nbytes(weights.length)), np.uint8)
         for part, values in weights.blocks():

@@ -13,10 +13,7 @@ Format format_of(const char* name) {
     } known[] = {{"fp16", Format::fp16},
                  {"int8_group32", Format::int8_group32},
                  {"int4_group32", Format::int4_group32},
-                 {"int3_group32", Format::int3_group32},
-                 {"int4_2_2", Format::int4_2_2},
-                 {"int4_3_1", Format::int4_3_1},
-                 {"int8_4_4", Format::int8_4_4}};
+                 {"int3_group32", Format::int3_group32}};
     std::string names;
     for (const auto& entry : known) {
         if (std::strcmp(name, entry.name) == 0) return entry.format;

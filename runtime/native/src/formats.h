@@ -6,8 +6,7 @@
 
 namespace coldpress {
 
-// The last three are coarse planes (runtime/quantization/_planes.py).
-enum class Format { fp16, int8_group32, int4_group32, int3_group32, int4_2_2, int4_3_1, int8_4_4 };
+enum class Format { fp16, int8_group32, int4_group32, int3_group32 };
 
 constexpr int64_t kBlock = 32;
 
@@ -24,12 +23,6 @@ constexpr Codes codes_of(Format format) {
             return {4, 1, 8, 1.0f};
         case Format::int3_group32:
             return {3, 1, 4, 1.0f};
-        case Format::int4_2_2:
-            return {2, 8, 13, 0.5f};
-        case Format::int4_3_1:
-            return {3, 4, 15, 0.5f};
-        case Format::int8_4_4:
-            return {4, 2, 15, 8.0f};
         default:
             return {};
     }
