@@ -11,7 +11,6 @@ from coldpress.runtime import plugins
 from coldpress.runtime.cache import CachePolicy
 from coldpress.runtime.drafts import Draft
 from coldpress.runtime.plugins import load, options_of
-from coldpress.runtime.quantization._planes import planes_of
 from coldpress.runtime.routing import PACKAGE, Routing
 from coldpress.runtime.sparsity import Selector
 from coldpress.schemas.base import Options
@@ -23,8 +22,8 @@ AUTO = "auto"
 DENSE = "dense"
 ATTENTION = ("attn_in", "attn_out")
 """The families of attention's matrices."""
-DEFAULT_FORMAT, DEFAULT_PLANES = "int4_group32", "int4_2_2"
-"""Formats of a build whose method is given and whose format is not; the second if its selector refines."""
+DEFAULT_FORMAT = "int4_group32"
+"""The format of a build whose method is given and whose format is not."""
 
 
 def methods_for(method: str, exact_zeros: bool, is_mixture: bool) -> tuple[str, ...]:
@@ -52,59 +51,6 @@ def formats_for(named: str) -> tuple[str, ...]:
     return (named,) if named != AUTO else tuple(plugins.names("coldpress.runtime.quantization"))
 
 
-def go_together(method: str, format_name: str, has_reason: bool) -> bool:
-    """Returns whether a search compares a selector in a format: one that refines in planes, others in plain formats. A
-    dense run reads as much in planes as in the plain format: it is compared in planes only where the user names them,
-    or where it can draft with them (`has_reason`)."""
-    selector, in_planes = load("coldpress.runtime.sparsity", Selector, method), planes_of(format_name) is not None
-    return in_planes == selector.IN_PLANES or (selector.is_whole and has_reason)
-
-
-def finer_of(format_name: str) -> str | None:
-    """Returns the format in planes of the same plain format that has the next more bits in DRAM; None if there is
-    none."""
-    planes = planes_of(format_name)
-    every = [planes_of(name) for name in plugins.names("coldpress.runtime.quantization")]
-    finer = [one for one in every if one and planes and one.WHOLE == planes.WHOLE and one.HIGH_BITS > planes.HIGH_BITS]
-    return min(finer, key=lambda one: (one.HIGH_BITS, one.name())).name() if finer else None
-
-
-def check_format(method: str, format_name: str) -> None:
-    """Refuses a format in planes for a selector that leaves units out, and one without for a selector that refines.
-
-    Raises:
-        ColdpressError: naming what goes together.
-    """
-    if AUTO in (method, format_name):
-        return
-    selector, planes = load("coldpress.runtime.sparsity", Selector, method), planes_of(format_name)
-    if selector.IN_PLANES and planes is None:
-        known = [name for name in plugins.names("coldpress.runtime.quantization") if planes_of(name)]
-        raise ColdpressError(
-            f"method={method} refines units in planes, and format={format_name} has none; use {' or '.join(known)}"
-        )
-    if planes is not None and not (selector.IN_PLANES or selector.is_whole):
-        raise ColdpressError(
-            f"method={method} leaves units out, and format={format_name} keeps a coarse plane of each in DRAM; use "
-            f"method=refine, or format={planes.WHOLE}"
-        )
-
-
-def check_draft(draft: str | None, format_name: str) -> None:
-    """Refuses a draft from coarse planes where the format has none.
-
-    Raises:
-        ColdpressError: naming both.
-    """
-    if draft in (None, AUTO) or format_name == AUTO or planes_of(format_name) is not None:
-        return
-    if load("coldpress.runtime.drafts", Draft, draft).NEEDS_PLANES:
-        raise ColdpressError(
-            f"draft={draft} was asked for, and format={format_name} has no coarse planes; use a format in planes, such "
-            f"as {DEFAULT_PLANES}"
-        )
-
-
 def caches_for(named: str) -> tuple[str, ...]:
     """Returns the cache policies that a build may have: the one that the user named, or all that a run can follow."""
     if named != AUTO:
@@ -122,15 +68,15 @@ def routings_for(named: str, is_mixture: bool) -> tuple[str, ...]:
 
 
 def drafts_for(named: str | None) -> tuple[str, ...]:
-    """Returns the drafts that `plan` may choose: the one that the user named, or with `auto` all that propose tokens
-    and can be replayed without an artifact; none without a name."""
+    """Returns the drafts that `plan` may choose: the one that the user named, or with `auto` all that propose tokens;
+    none without a name."""
     if named is None:
         return ()
     if named != AUTO:
         return (named,)
     package = "coldpress.runtime.drafts"
     found = {name: plugins.load_class(package, Draft, name) for name in plugins.names(package)}
-    return tuple(name for name, draft in found.items() if draft.PROPOSES and not draft.NEEDS_PLANES)
+    return tuple(name for name, draft in found.items() if draft.PROPOSES)
 
 
 def own_cache_options(cache: str, options: Options) -> Options:

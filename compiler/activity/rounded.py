@@ -14,7 +14,7 @@ from coldpress.compiler.rounding._weights import Axis
 from coldpress.runtime import plugins
 from coldpress.runtime.plan.kv_cache import STORED
 from coldpress.runtime.quantization import Format
-from coldpress.runtime.quantization._planes import coarsest, whole_format
+from coldpress.runtime.quantization._mixed import coarsest
 from coldpress.schemas.families import FamilyName, FormatName, Formats, layer_format, matrix_formats, slices, unit_role
 from coldpress.schemas.layout import KvCacheFormat
 from coldpress.schemas.model import MatrixRole
@@ -50,17 +50,13 @@ class Rounded(_Like):
         if stored_format(role, self._formats) is None:
             return super()._of_role(role)
         axis = self._axis(role) or "row"
-        values = self._in_format(whole_format(coarsest(self._formats)), self._codes(role, axis), role, axis)
+        name = coarsest(self._formats) if self._axis(role) is None else self._format_of(role)
+        values = self._in_format(name, self._rounding.codes(self.model, role, axis, name), role, axis)
         return values if axis == "row" else values.T.contiguous()
 
     def _axis(self, role: str) -> Axis | None:
         matrix = unit_role(role, self.spec)
         return None if matrix is None else self._axes.get(matrix)
-
-    def _codes(self, role: str, axis: Axis) -> np.ndarray:
-        """Returns a matrix's codes; only units have planes, other matrices the plain format."""
-        name = whole_format(coarsest(self._formats)) if self._axis(role) is None else self._format_of(role)
-        return self._rounding.codes(self.model, role, axis, name)
 
     def _format_of(self, role: str) -> FormatName:
         matrix = unit_role(role, self.spec)

@@ -39,8 +39,8 @@ class Rounding:
         return self.algorithm.name()
 
     def codes(self, model: Model, role: str, axis: Axis, format_name: FormatName) -> np.ndarray:
-        """Returns the codes of a layer's matrix, uint8 [n, nbytes(length)], a row for each slice along `axis`; in a
-        format in planes, both together. Memory holds the matrix and its Gram matrix.
+        """Returns the codes of a layer's matrix, uint8 [n, nbytes(length)], a row for each slice along `axis`.
+        Memory holds the matrix and its Gram matrix.
 
         Raises:
             CheckpointError: if a value is beyond the format's range.

@@ -87,13 +87,10 @@ class Algorithm(PluginBase):
 
     NEEDS_GRAM: ClassVar[bool] = False
     """True if the algorithm needs the Gram matrices of the inputs (`gram`)."""
-    IN_PLANES: ClassVar[bool] = False
-    """True if its codes of a format in planes differ from those of the plain format."""
 
     @abstractmethod
     def quantize(self, weights: Weights, format_name: FormatName) -> np.ndarray:
-        """Returns the codes of all slices, uint8 [n, nbytes(length)]; in a format in planes, of both
-        together.
+        """Returns the codes of all slices, uint8 [n, nbytes(length)].
 
         Raises:
             ColdpressError: if a value or a scale is beyond the format's range.

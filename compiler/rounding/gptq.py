@@ -20,7 +20,6 @@ from coldpress.compiler.rounding._weights import Algorithm, Weights
 from coldpress.runtime.plugins import load
 from coldpress.runtime.quantization import Format
 from coldpress.runtime.quantization._groups import inverse
-from coldpress.runtime.quantization._planes import whole_format
 from coldpress.runtime.quantization._ranges import RangeFormat
 from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.families import FormatName
@@ -45,7 +44,7 @@ class Plugin(Algorithm):
         """
         if weights.gram is None:
             return rtn.Plugin().quantize(weights, format_name)
-        codec = load("coldpress.runtime.quantization", Format, whole_format(format_name))
+        codec = load("coldpress.runtime.quantization", Format, format_name)
         whole = np.concatenate([values for _, values in weights.blocks()])
         by_input = np.ascontiguousarray(whole.T) if weights.axis == "row" else whole
         factor = error_factor(weights.gram)

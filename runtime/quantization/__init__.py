@@ -28,10 +28,6 @@ class Format(PluginBase):
     def nbytes(self, length: int) -> int:
         """Bytes of one slice of `length` values."""
 
-    def unit_nbytes(self, length: int) -> int:
-        """Bytes that a unit on flash has of one slice of `length` values: all, but in a format in planes."""
-        return self.nbytes(length)
-
     @abstractmethod
     def encode(self, values: np.ndarray) -> np.ndarray:
         """float32 [n, length] -> codes uint8 [n, nbytes(length)], rounded to nearest.

@@ -10,7 +10,6 @@ from coldpress.compiler.rounding._scales import best_scales
 from coldpress.compiler.rounding._weights import Weights
 from coldpress.runtime.plugins import load, names
 from coldpress.runtime.quantization import Format
-from coldpress.runtime.quantization._planes import whole_format
 from coldpress.schemas.errors import ColdpressError
 
 FORMATS = names("coldpress.runtime.quantization")
@@ -46,7 +45,7 @@ def sliced(matrix: np.ndarray, axis: str, gram: np.ndarray | None) -> Weights:
 def decoded(algorithm, matrix: np.ndarray, axis: str, format_name: str, gram: np.ndarray | None) -> np.ndarray:
     """What codes say, float32 [OUTPUTS, INPUTS]."""
     weights = sliced(matrix, axis, gram)
-    values = load("coldpress.runtime.quantization", Format, whole_format(format_name)).decode(
+    values = load("coldpress.runtime.quantization", Format, format_name).decode(
         algorithm.Plugin().quantize(weights, format_name), weights.length
     )
     return values if axis == "row" else values.T

@@ -20,7 +20,7 @@ from coldpress.compiler.quality.variants import head_formats
 from coldpress.compiler.sections import Whole, bookkeeping_bytes, make_sections
 from coldpress.runtime.plan.kv_cache import formats_of
 from coldpress.runtime.quantities import show_bytes
-from coldpress.runtime.quantization._planes import coarsest
+from coldpress.runtime.quantization._mixed import coarsest
 from coldpress.schemas.base import Options
 from coldpress.schemas.device import flash_seconds
 from coldpress.schemas.errors import DoesNotFitError
