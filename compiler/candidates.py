@@ -11,12 +11,13 @@ from coldpress.runtime import plugins
 from coldpress.runtime.cache import CachePolicy
 from coldpress.runtime.drafts import Draft
 from coldpress.runtime.plugins import load, options_of
+from coldpress.runtime.quantization import Format
 from coldpress.runtime.routing import PACKAGE, Routing
 from coldpress.runtime.sparsity import Selector
 from coldpress.schemas.base import Options
 from coldpress.schemas.errors import ColdpressError
-from coldpress.schemas.families import WHOLE_MLP, missing_for_decoder
-from coldpress.schemas.model import ModelSpec
+from coldpress.schemas.families import FAMILIES, WHOLE_MLP, FormatName, missing_for_decoder, slices
+from coldpress.schemas.model import MLP_ROLES, ModelSpec, role_shape
 
 AUTO = "auto"
 DENSE = "dense"
@@ -24,6 +25,8 @@ ATTENTION = ("attn_in", "attn_out")
 """The families of attention's matrices."""
 DEFAULT_FORMAT = "int4_group32"
 """The format of a build whose method is given and whose format is not."""
+IN_SUPER_BLOCKS = ("q3_k", "q4_k", "q5_k", "q6_k")
+IN_BLOCKS = ("int3_group32", "int4_group32", "q4_1", "q5_1")
 
 
 def methods_for(method: str, exact_zeros: bool, is_mixture: bool) -> tuple[str, ...]:
@@ -49,6 +52,43 @@ def candidates(spec: ModelSpec, options: Options) -> tuple[str, ...]:
 def formats_for(named: str) -> tuple[str, ...]:
     """Returns the formats that a build may have: the one that the user named, or all."""
     return (named,) if named != AUTO else tuple(plugins.names("coldpress.runtime.quantization"))
+
+
+def compared_formats(named: str, spec: ModelSpec) -> tuple[FormatName, ...]:
+    """Returns the format that the user named, or those that are compared for a model: llama.cpp's K formats where all
+    rows and columns are whole blocks of theirs, else formats of blocks of 32."""
+    if named != AUTO:
+        return (named,)
+    return (*(IN_BLOCKS if misfit("q4_k", spec) else IN_SUPER_BLOCKS), "int8_group32", "fp16")
+
+
+def misfit(format_name: FormatName, spec: ModelSpec) -> str | None:
+    """Returns the matrix of a layer whose rows or columns a format cannot hold; None if it holds all."""
+    multiple = load("coldpress.runtime.quantization", Format, format_name).MULTIPLE
+    roles = sorted({piece.role for family in FAMILIES for piece in slices(family, spec)} | set(spec.expanding_matrices))
+    above = ("", *(f"layers.{layer}." for layer in range(spec.num_hidden_layers)))
+    names = [*(f"{each}{role}" for role in roles for each in above), *_shared(spec)]
+    found = (name for name in names if any(size % multiple for size in role_shape(spec, f"{name}.weight")))
+    return next(found, None) if multiple > 1 else None
+
+
+def _shared(spec: ModelSpec) -> list[str]:
+    return [f"shared_expert.{role}" for role in MLP_ROLES] if spec.shared_intermediate_size else []
+
+
+def check_format(format_name: FormatName, spec: ModelSpec) -> None:
+    """Refuses a format that cannot hold a model's matrices.
+
+    Raises:
+        ColdpressError: naming the matrix, and formats that can.
+    """
+    if format_name == AUTO or (role := misfit(format_name, spec)) is None:
+        return
+    multiple = load("coldpress.runtime.quantization", Format, format_name).MULTIPLE
+    raise ColdpressError(
+        f"format={format_name} stores {multiple} values in a block, and {role} has rows or columns that are no multiple "
+        f"of it; use {', '.join(IN_BLOCKS[1:])} or int8_group32"
+    )
 
 
 def caches_for(named: str) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from coldpress.compiler.activity.forward import LayerStream
-from coldpress.compiler.checkpoint.tensors import has_codes
+from coldpress.compiler.checkpoint.tensors import own_format
 from coldpress.compiler.cost_model import stored_format
 from coldpress.compiler.rounding._matrix import NEAREST, Rounding
 from coldpress.compiler.rounding._weights import Axis
@@ -51,6 +51,8 @@ class Rounded(_Like):
             return super()._of_role(role)
         axis = self._axis(role) or "row"
         name = coarsest(self._formats) if self._axis(role) is None else self._format_of(role)
+        if axis == "row" and own_format(self.model, role) == name:
+            return super()._of_role(role)  # the source's own codes are kept
         values = self._in_format(name, self._rounding.codes(self.model, role, axis, name), role, axis)
         return values if axis == "row" else values.T.contiguous()
 
@@ -81,7 +83,7 @@ class RoundedHead(_Like):
         """Rounds to nearest, which every algorithm does outside the layers."""
         super().__init__(source)
         self._format = plugins.load("coldpress.runtime.quantization", Format, format_name)
-        self._is_exact = has_codes(source.model, source.spec.head_role, format_name)
+        self._is_exact = own_format(source.model, source.spec.head_role) == format_name
 
     def _rows(self, role: str, start: int, stop: int) -> np.ndarray:
         values = super()._rows(role, start, stop)

@@ -108,19 +108,20 @@ def read_rows(model: Model, role: str, start: int, stop: int) -> np.ndarray:
     return _read(place, start, stop)
 
 
-def has_codes(model: Model, role: str, format_name: str) -> bool:
-    """Tells whether the file has a matrix in rows of this quantized format (runtime/quantization).
+def own_format(model: Model, role: str) -> str | None:
+    """Returns the format (runtime/quantization) that a file has a matrix's rows in; None if it is not quantized.
 
     Raises:
         CheckpointError: as `read_role`.
     """
     place = _locate(model, role)
-    in_file = place.entry.dtype in QUANTIZED and FORMATS.get(place.entry.dtype) == format_name
-    return in_file and place.source.added == 0 and not place.source.transposed
+    if place.entry.dtype not in QUANTIZED or place.source.added or place.source.transposed:
+        return None
+    return FORMATS.get(place.entry.dtype)
 
 
 def read_codes(model: Model, role: str) -> np.ndarray:
-    """Returns the rows of a matrix that `has_codes` as the file has them, uint8 [rows, row_bytes].
+    """Returns the rows of a matrix that has an `own_format` as the file has them, uint8 [rows, row_bytes].
 
     Raises:
         CheckpointError: as `read_role`.

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from coldpress.compiler.activity.choice import REPLAYED_LAYERS
 from coldpress.compiler.activity.gram_pass import GRAM_TOKENS
 from coldpress.compiler.activity.layer_counts import countable_families
-from coldpress.compiler.candidates import AUTO, families_for, formats_for, own_options
+from coldpress.compiler.candidates import AUTO, compared_formats, families_for, own_options
 from coldpress.compiler.quality.routings import STRENGTHS, routing_curves
 from coldpress.compiler.quality.trace import TRACE_TOKENS
 from coldpress.compiler.quality.variants import DENSITIES, Along, curves_of, head_formats
@@ -37,7 +37,7 @@ def needs_of_passes(stage: str, build: "Build", methods: Sequence[Method]) -> St
     routing = settings.get("routing", EXACT_ROUTING) if methods else EXACT_ROUTING
     num_routed = len(STRENGTHS) * len(routing_curves(routing, spec))
     figures = tokens * (20 * (num_variants + num_routed) + 16 * len(curves))
-    rounding = _rounding_needs(stage, build, len(formats_for(AUTO)))
+    rounding = _rounding_needs(stage, build, len(compared_formats(AUTO, build.model.spec)))
     return StageNeeds(
         stage=stage,
         ram_bytes=build.TORCH_BYTES
@@ -50,7 +50,8 @@ def needs_of_passes(stage: str, build: "Build", methods: Sequence[Method]) -> St
         disk_bytes=trace + whole + figures + rounding.disk_bytes,
         runtime_s=build.TORCH_S
         + rounding.runtime_s
-        + (len(formats_for(AUTO)) + len(head_formats()) + len(formats_of(spec))) * build.forward_s(tokens)
+        + (len(compared_formats(AUTO, spec)) + len(head_formats(spec)) + len(formats_of(spec)))
+        * build.forward_s(tokens)
         + num_routed * build.routed_s(tokens)
         + sum(len(along.densities) * _variant_s(along, tokens, build) for along in curves),
     )

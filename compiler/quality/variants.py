@@ -8,10 +8,10 @@ import numpy as np
 from coldpress.compiler.activity.choice import CachedChoice, Choice
 from coldpress.compiler.activity.unit_statistics import all_statistics, fit_all
 from coldpress.compiler.activity.variants import Variant
-from coldpress.compiler.candidates import AUTO, DEFAULT_FORMAT, formats_for
+from coldpress.compiler.candidates import AUTO, DEFAULT_FORMAT, compared_formats
+from coldpress.compiler.checkpoint.tensors import own_format
 from coldpress.compiler.cost_model import HEAD_FORMAT, read_units_of, slice_bytes, unit_bytes
 from coldpress.runtime.plugins import load, options_of
-from coldpress.runtime.quantization._groups import GROUP
 from coldpress.runtime.sparsity import Selector
 from coldpress.schemas.activations import Activations
 from coldpress.schemas.base import Options
@@ -22,6 +22,8 @@ from coldpress.schemas.model import Model, ModelSpec
 DENSITIES = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 RESIDENT_SHARES, CACHED_DENSITIES = (0.25, 0.6), (0.3, 0.5, 0.7, 0.9)
 """DRAM and densities of selectors that see residency: they choose token by token, which takes longer."""
+SAMPLE = 256
+"""Values of a slice by which formats are compared in size."""
 REFERENCE_FLASH = (42_000, 4096, 420_000, 1.0)
 """Break-even gap, page, bytes of the first byte's latency, and overlap: a phone with UFS 3.1, 100,000 reads a second,
 4.2 GB/s and 0.1 ms (ActiveFlow, Table 2; Ripple 2.2)."""
@@ -77,9 +79,36 @@ def asked(options: Mapping[Method, Options], spec: ModelSpec) -> tuple[dict[Meth
     return reasons, found
 
 
-def head_formats() -> tuple[FormatName, ...]:
-    """Returns the formats whose loss is measured where the head alone has them."""
-    return tuple(name for name in formats_for(AUTO) if slice_bytes(GROUP, name) < slice_bytes(GROUP, HEAD_FORMAT))
+def layer_formats_of(model: Model) -> tuple[FormatName, ...]:
+    """Returns the formats whose loss is measured in all layers, the largest first: those that are compared, and those
+    that a quantized file has its MLPs in, which are kept. Such a file gains nothing by 16 bits."""
+    own = {name for layer in range(model.spec.num_hidden_layers) for name in _own(model, f"layers.{layer}.")}
+    found = {*compared_formats(AUTO, model.spec), *own} - ({"fp16"} if own else set())
+    return _largest_first(found)
+
+
+def head_formats_of(model: Model) -> tuple[FormatName, ...]:
+    """Returns the formats whose loss is measured where the head alone has them: those in at least four bits and fewer
+    than its own in a quantized file, and that one."""
+    own, compared = own_format(model, model.spec.head_role), head_formats(model.spec)
+    if own is None or slice_bytes(SAMPLE, own) >= slice_bytes(SAMPLE, HEAD_FORMAT):
+        return compared
+    return _largest_first({own, *(name for name in compared if slice_bytes(SAMPLE, name) < slice_bytes(SAMPLE, own))})
+
+
+def head_formats(spec: ModelSpec) -> tuple[FormatName, ...]:
+    """Returns the formats in four bits or more that take fewer bytes than the head's usual one."""
+    most, least = slice_bytes(SAMPLE, HEAD_FORMAT), SAMPLE // 2
+    return _largest_first(name for name in compared_formats(AUTO, spec) if least <= slice_bytes(SAMPLE, name) < most)
+
+
+def _own(model: Model, prefix: str) -> Iterator[FormatName]:
+    roles = (role for role in model.tensors if role.startswith(prefix) and role.endswith("up_proj.weight"))
+    return (name for role in roles if (name := own_format(model, role)) is not None)
+
+
+def _largest_first(names: Iterable[FormatName]) -> tuple[FormatName, ...]:
+    return tuple(sorted(names, key=lambda name: (-slice_bytes(SAMPLE, name), name)))
 
 
 def reached(along: Along, options: Options, spec: ModelSpec) -> tuple[float, ...]:

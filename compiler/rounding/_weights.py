@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from coldpress.compiler.checkpoint.tensors import has_codes, read_codes, read_rows
+from coldpress.compiler.checkpoint.tensors import own_format, read_codes, read_rows
 from coldpress.runtime.plugins import PluginBase
 from coldpress.schemas.families import FormatName
 from coldpress.schemas.model import Model
@@ -59,7 +59,7 @@ def weights_of(
 
 
 def _own_codes(model: Model, role: str, format_name: FormatName) -> np.ndarray | None:
-    return read_codes(model, role) if has_codes(model, role, format_name) else None
+    return read_codes(model, role) if own_format(model, role) == format_name else None
 
 
 def _columns(model: Model, role: str) -> Read:

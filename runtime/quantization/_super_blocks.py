@@ -8,13 +8,15 @@ import numpy as np
 from coldpress.runtime.quantization._ranges import RangeFormat, Ranges, halves, stored, two_levels
 
 SUPER_BLOCK = 256
-FOUR = np.arange(4)
 
 
-class SixBitRanges(RangeFormat):
+class SuperBlocks(RangeFormat):
+    BLOCK = MULTIPLE = SUPER_BLOCK
+
+
+class SixBitRanges(SuperBlocks):
     """Eight groups of 32, with 6-bit steps and starts: d, dmin, 12 bytes of both, then the numbers."""
 
-    BLOCK = SUPER_BLOCK
     HIGH_BYTES: ClassVar[int] = 0
     """Bytes of the numbers' fifth bits, before the bytes of the low four."""
 

@@ -2,14 +2,14 @@
 
 import numpy as np
 
-from coldpress.runtime.quantization._ranges import RangeFormat, Ranges, halves, stored, two_levels
-from coldpress.runtime.quantization._super_blocks import SUPER_BLOCK, packed_twos, unpacked_twos
+from coldpress.runtime.quantization._ranges import Ranges, halves, stored, two_levels
+from coldpress.runtime.quantization._super_blocks import SuperBlocks, packed_twos, unpacked_twos
 
 
-class Plugin(RangeFormat):
+class Plugin(SuperBlocks):
     """84 bytes per 256 values: 16 of steps and minimums, 64 of numbers, d, dmin."""
 
-    BLOCK, GROUP = SUPER_BLOCK, 16
+    GROUP = 16
     HIGHEST = 3
     BLOCK_BYTES = 84
     MAX_LOGIT_ERROR = 2.0

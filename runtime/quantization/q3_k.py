@@ -2,17 +2,17 @@
 
 import numpy as np
 
-from coldpress.runtime.quantization._ranges import RangeFormat, Ranges, halves, stored, two_levels
-from coldpress.runtime.quantization._super_blocks import SUPER_BLOCK, packed_twos, unpacked_twos
+from coldpress.runtime.quantization._ranges import Ranges, halves, stored, two_levels
+from coldpress.runtime.quantization._super_blocks import SuperBlocks, packed_twos, unpacked_twos
 
 OFFSET = 32
 """What is added to steps, which are stored without a sign."""
 
 
-class Plugin(RangeFormat):
+class Plugin(SuperBlocks):
     """110 bytes per 256 values: 32 of third bits, 64 of low two bits, 12 of steps, d."""
 
-    BLOCK, GROUP = SUPER_BLOCK, 16
+    GROUP = 16
     HIGHEST, ZERO = 7, 4
     BLOCK_BYTES = 110
     MAX_LOGIT_ERROR = 1.2

@@ -2,16 +2,16 @@
 
 import numpy as np
 
-from coldpress.runtime.quantization._ranges import RangeFormat, Ranges, halves, stored, two_levels
-from coldpress.runtime.quantization._super_blocks import SUPER_BLOCK, packed_twos, unpacked_twos
+from coldpress.runtime.quantization._ranges import Ranges, halves, stored, two_levels
+from coldpress.runtime.quantization._super_blocks import SuperBlocks, packed_twos, unpacked_twos
 
 ZERO = 32
 
 
-class Plugin(RangeFormat):
+class Plugin(SuperBlocks):
     """210 bytes per 256 values: 128 of low four bits, 64 of high two bits, 16 signed steps, d."""
 
-    BLOCK, GROUP = SUPER_BLOCK, 16
+    GROUP = 16
     HIGHEST, ZERO = 63, ZERO
     BLOCK_BYTES = 210
     MAX_LOGIT_ERROR = 0.3

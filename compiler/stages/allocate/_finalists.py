@@ -18,7 +18,7 @@ import numpy as np
 
 from coldpress.compiler.activity.calibration_pass import stream_of
 from coldpress.compiler.activity.forward import LayerStream
-from coldpress.compiler.candidates import ATTENTION, candidates, own_options
+from coldpress.compiler.candidates import ATTENTION, AUTO, candidates, own_options
 from coldpress.compiler.io import Workspace, load_arrays
 from coldpress.compiler.quality.passes import Passes, remove_grams, rounding_of
 from coldpress.compiler.quality.routings import routing_curves
@@ -66,7 +66,8 @@ def completed(config: AllocateConfig, inputs: Inputs, floor: Floor, budgets: Seq
     known = {curve.method for curve in curves.curves} | {entry.method for entry in curves.unexplored}
     options = {name: own_options(name, config.options) for name in candidates(spec, config.options)}
     reasons, every = asked({name: own for name, own in options.items() if name not in known}, spec)
-    if not every:
+    is_measured = config.format == AUTO or curves.format_loss(config.format) is not None
+    if not every and is_measured:
         return _with_reasons(curves, reasons)
     if inputs.corpus is None:
         raise ColdpressError("method=auto measures selectors on text, and no corpus was given; give --corpus")
@@ -77,6 +78,8 @@ def completed(config: AllocateConfig, inputs: Inputs, floor: Floor, budgets: Seq
             if one.best is None:
                 raise one.refusal
         best = [one.best for one in found if one.best is not None]
+        if not every:
+            return _with_reasons(rest.curves, reasons)
         if all(one.holds_everything for one in best):
             why = "was not measured: the whole model fits in DRAM"
         elif any(map(_streams_attention, best)):
@@ -111,7 +114,10 @@ class _Rest:
 
     def fitting(self, budgets: Sequence[int | str]) -> list[Searched]:
         """Searches without any selector, after measuring again each format whose quality few tokens leave open."""
-        most = self._floor.max_ppl_ratio
+        most, named = self._floor.max_ppl_ratio, self._config.format
+        if named != AUTO and self.curves.format_loss(named) is None:
+            self._steps.expect(1)
+            self._add(formats=(self._few.format(named),))
         self._again("formats", lambda loss: _is_open(loss, most), self._blocks)
         left = [most / max(1.0, loss.ppl_ratio) for loss in self.curves.formats if loss.ppl_ratio <= most]
         self._again("heads", lambda loss: any(_is_open(loss, room) for room in left), self._tokens)

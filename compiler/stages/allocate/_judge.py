@@ -7,7 +7,7 @@ from coldpress.compiler.candidates import (
     AUTO,
     caches_for,
     candidates,
-    formats_for,
+    compared_formats,
     own_cache_options,
     own_options,
     routings_for,
@@ -84,7 +84,9 @@ class BudgetJudge:
 
     @property
     def formats(self) -> tuple[FormatName, ...]:
-        return formats_for(self._config.format)
+        """The formats that are compared: those whose loss was measured, or the one that the user named."""
+        named, measured = self._config.format, tuple(sorted(loss.format for loss in self._floor.curves.formats))
+        return measured if named == AUTO and measured else compared_formats(named, self._inputs.model.spec)
 
     @property
     def kv_caches(self) -> tuple[KvCacheFormat, ...]:

@@ -30,26 +30,29 @@ import numpy as np
 
 from coldpress.compiler.activity.calibration_pass import stream_of
 from coldpress.compiler.activity.choice import replayed_layers
-from coldpress.compiler.candidates import AUTO, candidates, formats_for, own_options
+from coldpress.compiler.candidates import candidates, own_options
 from coldpress.compiler.io import Workspace, load_arrays
 from coldpress.compiler.quality.needs import needs_of_passes
 from coldpress.compiler.quality.passes import Passes, PassesConfig, remove_grams, rounding_of
 from coldpress.compiler.quality.routings import routing_curves
 from coldpress.compiler.quality.trace import few_tokens, whole_run
-from coldpress.compiler.quality.variants import asked, head_formats
+from coldpress.compiler.quality.variants import asked, head_formats_of, layer_formats_of
 from coldpress.compiler.rounding._matrix import NEAREST, Rounding
 from coldpress.compiler.shared_settings import WHOLE, MethodSetting, RoutingSetting
 from coldpress.compiler.steps import Steps
 from coldpress.runtime.plan.kv_cache import formats_of
 from coldpress.schemas.activations import Activations
 from coldpress.schemas.corpus import Corpus
-from coldpress.schemas.curves import Curves, Unexplored
+from coldpress.schemas.curves import Curves, FormatLoss, Unexplored
 from coldpress.schemas.families import Method
 from coldpress.schemas.model import Model, ModelSpec
 from coldpress.schemas.preflight import StageNeeds
 
 if TYPE_CHECKING:
     from coldpress.compiler.needs import Build
+
+USELESS_RATIO = 3.0
+"""A format that takes perplexity to more than this is the smallest that is measured."""
 
 
 class ExploreConfig(PassesConfig, MethodSetting, RoutingSetting):
@@ -94,20 +97,25 @@ def explored(
         options = {name: own_options(name, config.options) for name in methods}
         routings = routing_curves(config.routing, spec)
     reasons, curves = asked(options, spec)
-    measured = (formats_for(AUTO), head_formats(), curves, kv_caches, routings)
+    of_layers, of_head = layer_formats_of(model), head_formats_of(model)
+    measured = (of_layers, of_head, curves, kv_caches, routings)
     steps = Steps("explore", 1 + sum(map(len, measured)), "passes")
     trace, whole = whole_run(stream, tokens, trace_layers, work)
     steps.add()
     passes = Passes("explore", stream, tokens, whole, work, steps, rounding)
     of_formats = passes if methods is None or len(tokens) == len(blocks) else _on_every_block(passes, blocks)
-    formats = tuple(map(of_formats.format, formats_for(AUTO)))
+    formats: list[FormatLoss] = []
+    for name in of_layers:
+        if formats and formats[-1].ppl_ratio > USELESS_RATIO:
+            break  # smaller formats lose more
+        formats.append(of_formats.format(name))
     return Curves(
         weights_sha256=model.weights_sha256,
         num_tokens=tokens.size,
         block_tokens=tokens.shape[1],
         curves=tuple(passes.curve(along, options[along.method], activations, as_large=as_large) for along in curves),
-        formats=formats,
-        heads=tuple(map(passes.head, head_formats())),
+        formats=tuple(formats),
+        heads=tuple(map(passes.head, of_head)),
         kv_caches=tuple(map(passes.kv_cache, kv_caches)),
         routings=tuple(map(passes.routing, routings)),
         unexplored=tuple(Unexplored(method=name, reason=reason) for name, reason in reasons.items()),
