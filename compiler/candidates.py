@@ -86,8 +86,8 @@ def check_format(format_name: FormatName, spec: ModelSpec) -> None:
         return
     multiple = load("coldpress.runtime.quantization", Format, format_name).MULTIPLE
     raise ColdpressError(
-        f"format={format_name} stores {multiple} values in a block, and {role} has rows or columns that are no multiple "
-        f"of it; use {', '.join(IN_BLOCKS[1:])} or int8_group32"
+        f"format={format_name} stores {multiple} values in a block, and {role} has rows or columns of another "
+        f"multiple; use {', '.join(IN_BLOCKS[1:])} or int8_group32"
     )
 
 

@@ -9,6 +9,7 @@ from coldpress.compiler.candidates import (
     ATTENTION,
     AUTO,
     DENSE,
+    check_format,
     compared_formats,
     families_for,
     own_options,
