@@ -8,9 +8,8 @@ threads stream 256 MB: that gives the bandwidth (`read`), and leaves none of the
 measures everything in turn. torch multiplies in bfloat16: the whole matrix, or the selected rows gathered first,
 whichever is faster. llama.cpp's Q4_0 product takes the whole matrix.
 
-Of formats in planes, whose coarse planes `gemv` multiplies, too, `coarse` is `mlp` by the coarse planes of all units,
-and `joined` is `mlp` over units whose two planes it joins. `several` is `mlp`, and `several joined` is `joined`, for
-TOKENS vectors at once, as a pass checks drafts: they say what each further vector takes of the first one's time.
+`several` is `mlp` for TOKENS vectors at once, as a pass checks drafts: it says what each further vector takes of the
+first one's time.
 """
 
 import itertools
@@ -25,10 +24,8 @@ from benchmarks.shared.ggml import Q4Product
 from coldpress.runtime import _native
 from coldpress.runtime.kernels import gemv, mlp, rows
 from coldpress.runtime.kernels.activations import ACTIVATIONS, DEFAULT_ACTIVATIONS
-from coldpress.runtime.kernels.planes import Coarse
 from coldpress.runtime.plugins import load, names
 from coldpress.runtime.quantization import Format
-from coldpress.runtime.quantization._planes import planes_of, whole_format
 
 FORMAT = "int4_group32"
 FORMATS = names("coldpress.runtime.quantization")
@@ -38,8 +35,6 @@ DENSITIES = (0.01, 0.03, 0.1, 0.25, 0.5, 1.0)
 STREAM_BYTES = 256 << 20
 SLICE_BYTES = load("coldpress.runtime.quantization", Format, FORMAT).nbytes(LENGTH)
 FUSED_ROLES = 3
-PLANES = tuple(name for name in FORMATS if whole_format(name) == FORMAT and name != FORMAT)
-"""The formats in planes whose units, joined, are in FORMAT."""
 TOKENS = 5
 """A pass with four drafts."""
 READ, Q4_0, TORCH, GATHERED = "read", "q4_0", "torch whole", "torch gathered"
@@ -107,26 +102,12 @@ def some_units(rng: np.random.Generator, density: float) -> np.ndarray:
     return np.sort(rng.permutation(UNITS)[: round(density * UNITS)]).astype(np.int32)
 
 
-def planes_calls(given: Operands, threads: int) -> Iterator[tuple[str, Call]]:
-    """Yields the products of units in planes: coarse alone, and joined at each density, for one vector and for TOKENS;
-    and those of plain units for TOKENS."""
+def several_calls(given: Operands, threads: int) -> Iterator[tuple[str, Call]]:
+    """Yields the products of units with TOKENS vectors, at each density."""
     several, terms = given.rng.standard_normal((TOKENS, LENGTH)).astype(np.float32), mlp.Terms()
-    chosen = {density: some_units(given.rng, density) for density in DENSITIES}
-    plain = layout_of(FORMAT)
-    for density, slots in chosen.items():
-        place = given.bundled, slots, plain, several, terms, threads
+    for density in DENSITIES:
+        place = given.bundled, some_units(given.rng, density), layout_of(FORMAT), several, terms, threads
         yield name_of("several", FORMAT, density), lambda p=place: mlp.mlp_rows_each(*p)
-    for name in PLANES:
-        planes = planes_of(name)
-        assert planes is not None
-        coarse, refinement = planes.split(given.bundled)
-        alone = coarse, chosen[1.0], layout_of(name), given.x, terms, threads
-        yield name_of("coarse", name), lambda a=alone: mlp.mlp_rows(*a)
-        for density, slots in chosen.items():
-            place = refinement, slots, plain
-            rest = terms, threads, DEFAULT_ACTIVATIONS, Coarse(coarse, slots, name)
-            yield name_of("joined", name, density), lambda p=place, r=rest: mlp.mlp_rows(*p, given.x, *r)
-            yield name_of("several joined", name, density), lambda p=place, r=rest: mlp.mlp_rows_each(*p, several, *r)
 
 
 def whole_matrix(name: str, rng: np.random.Generator) -> np.ndarray:
@@ -152,7 +133,7 @@ def timed(threads: int, rounds: int) -> tuple[list[float], dict[str, list[float]
     """Returns the seconds of (every streaming read, each call in every round); a read precedes each call."""
     given, words = operands(), np.ones(STREAM_BYTES // 8, np.uint64)
     works: dict[str, Call] = {}
-    calls = native_calls(given, threads), planes_calls(given, threads), other_calls(given, threads)
+    calls = native_calls(given, threads), several_calls(given, threads), other_calls(given, threads)
     for name, call in itertools.chain(*calls):
         works[f"{READ} before {name}"] = lambda: _native.read_through(words, threads)
         works[name] = call
@@ -169,8 +150,7 @@ class Options:
 
 class Plugin(Benchmark[Options]):
     keys = {
-        "rows[].kernel": "dot, axpy, mlp, gemv, coarse, joined, several, several joined; read: the streaming read; "
-        "q4_0: llama.cpp's product",
+        "rows[].kernel": "dot, axpy, mlp, gemv, several; read: the streaming read; q4_0: llama.cpp's product",
         "rows[].format?": "format of the weights if it is not int4_group32",
         "rows[].activations": "format to which x is rounded; empty for read",
         "rows[].density": "share of the units that the call uses",
@@ -180,8 +160,7 @@ class Plugin(Benchmark[Options]):
         "rows[].over_dense?": "seconds of the kernel with all units over seconds with these, taken in each round",
         "rows[].over_torch?": "dot: seconds of torch over seconds of the kernel, taken in each round",
         "rows[].over_q4_0?": "gemv: seconds of llama.cpp's product over seconds of the kernel, taken in each round",
-        "rows[].over_int4?": "gemv in another format: seconds with int4_group32 over seconds with it; coarse, joined: "
-        "seconds of mlp over seconds of the call; several joined: seconds of several; per round",
+        "rows[].over_int4?": "gemv in another format: seconds with int4_group32 over seconds with it, per round",
         "rows[].further?": f"several: what each vector after the first takes, as a share of the time of one, in a call "
         f"of {TOKENS}, per round",
     }
@@ -213,31 +192,18 @@ class Plugin(Benchmark[Options]):
             num_bytes = UNITS * load("coldpress.runtime.quantization", Format, name).nbytes(LENGTH)
             row = row_of("gemv", kind, 1.0, call_s, num_bytes, read_bytes_per_s)
             yield row | {"format": name, "over_int4": gain(seconds[name_of("gemv", kind)], call_s)}
-        yield from rows_of_planes(seconds, read_bytes_per_s)
+        yield from rows_of_several(seconds, read_bytes_per_s)
 
 
-def rows_of_planes(seconds: Mapping[str, list[float]], read_bytes_per_s: float) -> Iterator[Row]:
-    """Yields the rows of units in planes, and of plain units for several vectors."""
-
-    def row(kernel: str, name: str, density: float, stored: str = FORMAT) -> Row:
-        slice_bytes = load("coldpress.runtime.quantization", Format, stored).nbytes(LENGTH)
-        num_bytes = round(density * UNITS) * slice_bytes * FUSED_ROLES
-        call_s = seconds[name_of(kernel, name, density)]
-        return row_of(kernel, DEFAULT_ACTIVATIONS, density, call_s, num_bytes, read_bytes_per_s)
-
-    one_s = {density: seconds[name_of("mlp", DEFAULT_ACTIVATIONS, density)] for density in DENSITIES}
-    many_s = {density: seconds[name_of("several", FORMAT, density)] for density in DENSITIES}
+def rows_of_several(seconds: Mapping[str, list[float]], read_bytes_per_s: float) -> Iterator[Row]:
+    """Yields the rows of products with TOKENS vectors."""
     for density in DENSITIES:
-        yield row("several", FORMAT, density) | {"further": further(many_s[density], one_s[density])}
-    for name in PLANES:
-        own = {"format": name}
-        faster = gain(one_s[1.0], seconds[name_of("coarse", name)])
-        yield row("coarse", name, 1.0, stored=name) | own | {"over_int4": faster}
-        for density in DENSITIES:
-            joined_s, all_s = (seconds[name_of(kernel, name, density)] for kernel in ("joined", "several joined"))
-            yield row("joined", name, density) | own | {"over_int4": gain(one_s[density], joined_s)}
-            found = {"over_int4": gain(many_s[density], all_s), "further": further(all_s, joined_s)}
-            yield row("several joined", name, density) | own | found
+        one_s, many_s = (
+            seconds[name_of(*call, density)] for call in (("mlp", DEFAULT_ACTIVATIONS), ("several", FORMAT))
+        )
+        num_bytes = round(density * UNITS) * SLICE_BYTES * FUSED_ROLES
+        row = row_of("several", DEFAULT_ACTIVATIONS, density, many_s, num_bytes, read_bytes_per_s)
+        yield row | {"further": further(many_s, one_s)}
 
 
 def further(many_s: Sequence[float], one_s: Sequence[float]) -> Spread:

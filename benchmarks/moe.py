@@ -4,8 +4,8 @@
 test text are recorded, and replayed on the simulated device with the same buffers and DRAM under each cache policy
 alone, under the best possible one (Belady), and with pinned units alone. Policies that a run can follow also decode the
 text here: measured seconds are those of this machine's disk and processor, not of the device.
-`inside` leaves out units of experts, `planes` reads the low bits of the experts that weigh most in a token, and `prior`
-prefers experts in DRAM as far as a divergence on validation text allows; each is a build of its own. What is not exact
+`inside` leaves out units of experts, and `prior` prefers experts in DRAM as far as a divergence on validation text
+allows; each is a build of its own. What is not exact
 diverges from the exact run of the same codes on the same text. `ahead` reads ahead whether or not it pays. What reading
 an expert's matrices apart could save has a bound: no order of a request's reads takes less time than all of its reads,
 or than all of its computing. Reading of `prior` is compared with exact routing of the
@@ -44,14 +44,14 @@ from coldpress.schemas.metrics import RunMetrics
 from tests.support.planted_mixtures import SHAPES
 
 REAL, CONTEXT_LENGTH = "tinystories-mixtral-8x", 256
-REAL_FORMATS, PLANTED_FORMATS = ("int8_group32", "int8_4_4"), ("int4_group32", "int4_2_2")
-"""The format of the builds, and the one in planes; int4 loses too much of the real mixture, which is tiny."""
+REAL_FORMAT, PLANTED_FORMAT = "int8_group32", "int4_group32"
+"""The format of the builds; int4 loses too much of the real mixture, which is tiny."""
 POLICIES = ("lru", "lfu", "s3fifo", "static", "belady")
 """`lfu` is the contextual one."""
 EXACT_POLICIES = POLICIES[:-1]
 """Those that a run can follow."""
-CHOSEN, AHEAD, INSIDE, REFINED, PRIOR = "chosen", "ahead", "inside", "planes", "prior"
-BESIDES = (AHEAD, INSIDE, REFINED, PRIOR)
+CHOSEN, AHEAD, INSIDE, PRIOR = "chosen", "ahead", "inside", "prior"
+BESIDES = (AHEAD, INSIDE, PRIOR)
 """Ways that are builds of their own."""
 PROMPTS = (4, 32, 128)
 """Lengths of prompts whose prefill is measured, in tokens."""
@@ -64,7 +64,6 @@ ONLY: dict[str, dict[str, Any]] = {
     CHOSEN: {"preload": "auto"},
     AHEAD: {"preload": "on"},
     INSIDE: {"method": "topk", "density": 0.8},
-    REFINED: {"method": "refine", "density": 0.5},
     PRIOR: {"cache": "lru", "pinned_share": 0, "routing": "cache_prior"},
 }
 """Settings of builds, beside those that all have."""
@@ -104,7 +103,7 @@ class Options:
 
 class Plugin(Benchmark[Options]):
     keys = {
-        "rows[].way": f"a cache policy, {CHOSEN}, {AHEAD}, {INSIDE}, {REFINED}, or {PRIOR}",
+        "rows[].way": f"a cache policy, {CHOSEN}, {AHEAD}, {INSIDE}, or {PRIOR}",
         "rows[].limit?": f"{PRIOR}: the divergence allowed on validation text, nats a token",
         "rows[].budget_bytes": "DRAM budget",
         "rows[].read_bytes": "bytes read from flash per token",
@@ -148,11 +147,9 @@ class Plugin(Benchmark[Options]):
             measured_s = run(path, tokens, plan=plan).measured_s if policy in EXACT_POLICIES else None
             found = exact._replace(metrics=simulate(opened, plan, exact.trace), measured_s=measured_s)
             yield {"way": policy, "budget_bytes": budget_bytes, **figures_of(found), **EXACTLY}
-        for way in (way for way in (AHEAD, INSIDE, REFINED) if way in self.options.ways):
-            whole_format, planes = formats_of(model)
-            given = ONLY[way] | {"format": planes if way == REFINED else whole_format}
+        for way in (way for way in (AHEAD, INSIDE) if way in self.options.ways):
             try:
-                path = artifact_in(self._built(model, f"{way}-{share:g}", budget_bytes, **given))
+                path = artifact_in(self._built(model, f"{way}-{share:g}", budget_bytes, **ONLY[way]))
             except ColdpressError as error:
                 if not any(reason in str(error) for reason in DOES_NOT_FIT):
                     raise
@@ -187,7 +184,8 @@ class Plugin(Benchmark[Options]):
 
     def _built(self, model: str, label: str, budget: str | int, **more: Any) -> Path:
         """Builds an artifact; returns its device's build folder."""
-        given: dict[str, Any] = {"method": "dense", "format": formats_of(model)[0], "max_ppl_ratio": "off", **more}
+        form = REAL_FORMAT if model == REAL else PLANTED_FORMAT
+        given: dict[str, Any] = {"method": "dense", "format": form, "max_ppl_ratio": "off", **more}
         if model == REAL:
             common = settings(model, self.options.device) | (SHORT if self.options.short else {"preflight": "off"})
         else:
@@ -246,11 +244,6 @@ def unpinned(plan: Plan, cache: str) -> Plan:
     """Returns a plan with another cache policy and nothing pinned."""
     parts = tuple(part.model_copy(update={"num_pinned": 0}) for part in plan.parts)
     return plan.model_copy(update={"cache": cache, "cache_options": {}, "parts": parts})
-
-
-def formats_of(model: str) -> tuple[str, str]:
-    """Returns the format of a model's builds, and the one in planes."""
-    return REAL_FORMATS if model == REAL else PLANTED_FORMATS
 
 
 def run(artifact: Path, tokens: np.ndarray, routing: str | None = None, plan: Plan | None = None) -> Run:

@@ -17,14 +17,10 @@ from multiprocessing import get_context
 from benchmarks.harness import Benchmark, Cell, Figures, Row, Rows, main, option
 from coldpress.runtime import plugins
 from coldpress.schemas.errors import ColdpressError
-from tests.support.methods import plain_formats, suits
 from tests.support.models import MODEL_TYPES
 from tests.support.product import Case, Source, compiled, difference, has_attention, has_zeros_for, source_of
 
-METHODS, FORMATS = (
-    [name for name in plugins.names("coldpress.runtime.sparsity") if suits(name, "fp16")],
-    plain_formats(),
-)
+METHODS, FORMATS = plugins.names("coldpress.runtime.sparsity"), plugins.names("coldpress.runtime.quantization")
 
 
 @dataclass(frozen=True)

@@ -11,20 +11,22 @@ from coldpress.runtime import plugins
 from coldpress.runtime.cache import CachePolicy
 from coldpress.runtime.drafts import Draft
 from coldpress.runtime.plugins import load, options_of
-from coldpress.runtime.quantization._planes import planes_of
+from coldpress.runtime.quantization import Format
 from coldpress.runtime.routing import PACKAGE, Routing
 from coldpress.runtime.sparsity import Selector
 from coldpress.schemas.base import Options
 from coldpress.schemas.errors import ColdpressError
-from coldpress.schemas.families import WHOLE_MLP, missing_for_decoder
-from coldpress.schemas.model import ModelSpec
+from coldpress.schemas.families import FAMILIES, WHOLE_MLP, FormatName, missing_for_decoder, slices
+from coldpress.schemas.model import MLP_ROLES, ModelSpec, role_shape
 
 AUTO = "auto"
 DENSE = "dense"
 ATTENTION = ("attn_in", "attn_out")
 """The families of attention's matrices."""
-DEFAULT_FORMAT, DEFAULT_PLANES = "int4_group32", "int4_2_2"
-"""Formats of a build whose method is given and whose format is not; the second if its selector refines."""
+DEFAULT_FORMAT = "int4_group32"
+"""The format of a build whose method is given and whose format is not."""
+IN_SUPER_BLOCKS = ("q3_k", "q4_k", "q5_k", "q6_k")
+IN_BLOCKS = ("int3_group32", "int4_group32", "q4_1", "q5_1")
 
 
 def methods_for(method: str, exact_zeros: bool, is_mixture: bool) -> tuple[str, ...]:
@@ -52,57 +54,41 @@ def formats_for(named: str) -> tuple[str, ...]:
     return (named,) if named != AUTO else tuple(plugins.names("coldpress.runtime.quantization"))
 
 
-def go_together(method: str, format_name: str, has_reason: bool) -> bool:
-    """Returns whether a search compares a selector in a format: one that refines in planes, others in plain formats. A
-    dense run reads as much in planes as in the plain format: it is compared in planes only where the user names them,
-    or where it can draft with them (`has_reason`)."""
-    selector, in_planes = load("coldpress.runtime.sparsity", Selector, method), planes_of(format_name) is not None
-    return in_planes == selector.IN_PLANES or (selector.is_whole and has_reason)
+def compared_formats(named: str, spec: ModelSpec) -> tuple[FormatName, ...]:
+    """Returns the format that the user named, or those that are compared for a model: llama.cpp's K formats where all
+    rows and columns are whole blocks of theirs, else formats of blocks of 32."""
+    if named != AUTO:
+        return (named,)
+    return (*(IN_BLOCKS if misfit("q4_k", spec) else IN_SUPER_BLOCKS), "int8_group32", "fp16")
 
 
-def finer_of(format_name: str) -> str | None:
-    """Returns the format in planes of the same plain format that has the next more bits in DRAM; None if there is
-    none."""
-    planes = planes_of(format_name)
-    every = [planes_of(name) for name in plugins.names("coldpress.runtime.quantization")]
-    finer = [one for one in every if one and planes and one.WHOLE == planes.WHOLE and one.HIGH_BITS > planes.HIGH_BITS]
-    return min(finer, key=lambda one: (one.HIGH_BITS, one.name())).name() if finer else None
+def misfit(format_name: FormatName, spec: ModelSpec) -> str | None:
+    """Returns the matrix of a layer whose rows or columns a format cannot hold; None if it holds all."""
+    multiple = load("coldpress.runtime.quantization", Format, format_name).MULTIPLE
+    roles = sorted({piece.role for family in FAMILIES for piece in slices(family, spec)} | set(spec.expanding_matrices))
+    above = ("", *(f"layers.{layer}." for layer in range(spec.num_hidden_layers)))
+    names = [*(f"{each}{role}" for role in roles for each in above), *_shared(spec)]
+    found = (name for name in names if any(size % multiple for size in role_shape(spec, f"{name}.weight")))
+    return next(found, None) if multiple > 1 else None
 
 
-def check_format(method: str, format_name: str) -> None:
-    """Refuses a format in planes for a selector that leaves units out, and one without for a selector that refines.
-
-    Raises:
-        ColdpressError: naming what goes together.
-    """
-    if AUTO in (method, format_name):
-        return
-    selector, planes = load("coldpress.runtime.sparsity", Selector, method), planes_of(format_name)
-    if selector.IN_PLANES and planes is None:
-        known = [name for name in plugins.names("coldpress.runtime.quantization") if planes_of(name)]
-        raise ColdpressError(
-            f"method={method} refines units in planes, and format={format_name} has none; use {' or '.join(known)}"
-        )
-    if planes is not None and not (selector.IN_PLANES or selector.is_whole):
-        raise ColdpressError(
-            f"method={method} leaves units out, and format={format_name} keeps a coarse plane of each in DRAM; use "
-            f"method=refine, or format={planes.WHOLE}"
-        )
+def _shared(spec: ModelSpec) -> list[str]:
+    return [f"shared_expert.{role}" for role in MLP_ROLES] if spec.shared_intermediate_size else []
 
 
-def check_draft(draft: str | None, format_name: str) -> None:
-    """Refuses a draft from coarse planes where the format has none.
+def check_format(format_name: FormatName, spec: ModelSpec) -> None:
+    """Refuses a format that cannot hold a model's matrices.
 
     Raises:
-        ColdpressError: naming both.
+        ColdpressError: naming the matrix, and formats that can.
     """
-    if draft in (None, AUTO) or format_name == AUTO or planes_of(format_name) is not None:
+    if format_name == AUTO or (role := misfit(format_name, spec)) is None:
         return
-    if load("coldpress.runtime.drafts", Draft, draft).NEEDS_PLANES:
-        raise ColdpressError(
-            f"draft={draft} was asked for, and format={format_name} has no coarse planes; use a format in planes, such "
-            f"as {DEFAULT_PLANES}"
-        )
+    multiple = load("coldpress.runtime.quantization", Format, format_name).MULTIPLE
+    raise ColdpressError(
+        f"format={format_name} stores {multiple} values in a block, and {role} has rows or columns of another "
+        f"multiple; use {', '.join(IN_BLOCKS[1:])} or int8_group32"
+    )
 
 
 def caches_for(named: str) -> tuple[str, ...]:
@@ -122,15 +108,15 @@ def routings_for(named: str, is_mixture: bool) -> tuple[str, ...]:
 
 
 def drafts_for(named: str | None) -> tuple[str, ...]:
-    """Returns the drafts that `plan` may choose: the one that the user named, or with `auto` all that propose tokens
-    and can be replayed without an artifact; none without a name."""
+    """Returns the drafts that `plan` may choose: the one that the user named, or with `auto` all that propose tokens;
+    none without a name."""
     if named is None:
         return ()
     if named != AUTO:
         return (named,)
     package = "coldpress.runtime.drafts"
     found = {name: plugins.load_class(package, Draft, name) for name in plugins.names(package)}
-    return tuple(name for name, draft in found.items() if draft.PROPOSES and not draft.NEEDS_PLANES)
+    return tuple(name for name, draft in found.items() if draft.PROPOSES)
 
 
 def own_cache_options(cache: str, options: Options) -> Options:

@@ -9,16 +9,16 @@ import functools
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Protocol
 
 import numpy as np
 from pydantic import AfterValidator
 
-from coldpress.runtime.artifact.contents import coarse_role, coarse_shape, nbytes, unit_nbytes
+from coldpress.runtime.artifact.contents import nbytes, unit_nbytes
 from coldpress.runtime.plan.kv_cache import kv_cache_bytes
 from coldpress.runtime.quantities import parse_bytes
-from coldpress.runtime.quantization._planes import coarsest, planes_of, whole_format
+from coldpress.runtime.quantization._mixed import coarsest
 from coldpress.schemas.device import Flash
 from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.families import (
@@ -127,21 +127,18 @@ message."""
 
 
 @functools.lru_cache(maxsize=1 << 16)  # a search counts the same tensors for every candidate
-def stored_format(role: str, formats: Formats) -> UnitFormat | None:
+def stored_format(role: str, formats: Formats) -> FormatName | None:
     """Returns how an artifact of `formats` stores a tensor; None means float32.
 
-    Matrices of attention and MLP take the artifact's format along their input dimension, both planes if it has planes;
-    the coarse planes of units take their own; token embeddings and head keep at least 8 bits, unless the head has a
-    format of its own; norms, biases, routers, learned positions and rotary frequencies stay float32.
+    Matrices of attention and MLP take the artifact's format along their input dimension, of several the coarsest; token
+    embeddings and head keep at least 8 bits, unless the head has a format of its own; norms, biases, routers, learned
+    positions and rotary frequencies stay float32.
     """
     head = head_of(formats)
     if head is not None and role == head.role:
         return head.format
     name = role.rpartition("layers.")[2]
-    if name.endswith(".coarse"):
-        layer, family, _ = name.split(".")
-        return format_at(formats, int(layer), family)
-    format_name = whole_format(coarsest(formats))
+    format_name = coarsest(formats)
     if role in ("embed_tokens.weight", "lm_head.weight"):
         return "fp16" if format_name == "fp16" else HEAD_FORMAT
     matrix = r"\d+\.(experts\.\d+\.|shared_expert\.)?(q|k|v|o|q_b|kv_b|gate|up|down)_proj\.weight"
@@ -150,7 +147,7 @@ def stored_format(role: str, formats: Formats) -> UnitFormat | None:
 
 def stored_formats(format_name: FormatName) -> tuple[FormatName, ...]:
     roles = ("layers.0.q_proj.weight", "lm_head.weight")
-    found: set[UnitFormat] = {stored for role in roles if (stored := stored_format(role, format_name)) is not None}
+    found = {stored for role in roles if (stored := stored_format(role, format_name)) is not None}
     return tuple(sorted(found))
 
 
@@ -161,12 +158,12 @@ def tensor_bytes(role: str, shape: tuple[int, ...], formats: Formats) -> int:
     return math.prod(shape[:-1]) * slice_bytes(shape[-1], stored)
 
 
-def slice_bytes(length: int, format_name: UnitFormat) -> int:
+def slice_bytes(length: int, format_name: FormatName) -> int:
     return nbytes(format_name, length)
 
 
 def unit_bytes(family: FamilyName, spec: ModelSpec, name: UnitFormat) -> int:
-    """Returns the bytes of one unit on flash: the sum of its slices; in a format in planes, of their refinements."""
+    """Returns the bytes of one unit on flash: the sum of its slices."""
     return unit_nbytes(name, [slice_length(piece, spec) for piece in slices(family, spec)])
 
 
@@ -221,8 +218,8 @@ def resident_tensors(
 
 
 def whole_tensors(model: HasShapes, families: tuple[FamilyName, ...], formats: Formats) -> Iterator[ResidentTensor]:
-    """Yields the tensors that no family holds: the model's by role, then the coarse planes by layer and family; rotary
-    frequencies, which checkpoints do not hold, are added, and a tied head is its embedding."""
+    """Yields the tensors that no family holds, by role; rotary frequencies, which checkpoints do not hold, are added,
+    and a tied head is its embedding."""
     spec = model.spec
     on_flash = {piece.role for family in families for piece in slices(family, spec)}
     stored = {
@@ -233,8 +230,6 @@ def whole_tensors(model: HasShapes, families: tuple[FamilyName, ...], formats: F
     if spec.tie_word_embeddings:
         stored.pop("lm_head.weight", None)
     stored = dict(sorted((stored | {role: role_shape(spec, role) for role in spec.frequencies.values()}).items()))
-    if planes_of(coarsest(formats)):
-        stored |= {coarse_role(*key): coarse_shape(key[1], spec) for key in unit_keys(families, spec)}
     for role, shape in stored.items():
         yield ResidentTensor(role=role, format=stored_format(role, formats), shape=shape)
 
@@ -245,8 +240,7 @@ def resident_bytes(model: HasShapes, families: tuple[FamilyName, ...], formats: 
 
 
 def weight_bytes(model: HasShapes, format_name: FormatName) -> int:
-    """Returns the bytes of all weights in a format, both planes included: S_m, the size of the LLM (ActiveFlow Table
-    1)."""
+    """Returns the bytes of all weights in a format: S_m, the size of the LLM (ActiveFlow Table 1)."""
     units = flash_bytes((WHOLE_MLP,), model.spec, format_name)
     return resident_bytes(model, (WHOLE_MLP,), format_name) + units + row_table_bytes(model.spec, format_name)
 
@@ -277,12 +271,13 @@ def whole_rank(rank: int, format_name: FormatName) -> int:
 
 
 def read_buffer_bytes(
-    spec: ModelSpec, format_name: FormatName, families: Iterable[FamilyName], free_bytes: int, page_bytes: int
+    spec: ModelSpec, formats: Formats, families: Sequence[FamilyName], free_bytes: int, page_bytes: int
 ) -> int:
     """Returns the size of the read buffer, in whole pages, given the DRAM that resident tensors, predictors, KV cache
     and bookkeeping leave (`free_bytes`, which may be negative). It holds at least the largest unit with the pages it
     touches, even if that exceeds `free_bytes` (the caller checks), and at most PEAK_READ_BYTES."""
-    largest = max(unit_bytes(family, spec, format_name) for family in families)
+    kinds = {(family, format_at(formats, layer, family)) for layer, family in unit_keys(families, spec)}
+    largest = max(unit_bytes(family, spec, name) for family, name in kinds)
     least = -(-largest // page_bytes) * page_bytes + page_bytes
     return max(least, min(PEAK_READ_BYTES, int(free_bytes * READ_BUFFER_SHARE) // page_bytes * page_bytes))
 

@@ -25,21 +25,27 @@ from coldpress.compiler.dense_stream import Stream, Token
 from coldpress.compiler.seconds import Setting
 from coldpress.compiler.sections import dense_bookkeeping_bytes, make_sections
 from coldpress.runtime.extents import span_bytes
-from coldpress.runtime.generate.speculation import Costs
 from coldpress.runtime.plan.budget import table_bytes
-from coldpress.runtime.quantization._planes import coarsest
+from coldpress.runtime.quantization._mixed import coarsest
 from coldpress.runtime.store import resident as besides
-from coldpress.runtime.store.computing import in_pass
 from coldpress.schemas.device import DeviceProfile
-from coldpress.schemas.families import WHOLE_MLP, Formats, layers_of, used_share, with_head
+from coldpress.schemas.families import (
+    WHOLE_MLP,
+    FormatName,
+    Formats,
+    format_at,
+    layers_of,
+    slice_formats,
+    slices,
+    unit_format,
+    used_share,
+    with_head,
+)
 from coldpress.schemas.layout import KvCacheFormat, Plan
 from coldpress.schemas.manifest import Manifest
 from coldpress.schemas.metrics import DenseRun
-from coldpress.schemas.model import Model
+from coldpress.schemas.model import MatrixRole, Model, ModelSpec
 from coldpress.schemas.sparsity import Sparsity
-
-MOST_DRAFTS = 8
-"""Drafts of a pass that are compared."""
 
 
 def dense_run(
@@ -68,13 +74,13 @@ def dense_run(
     kv_cache = kv_cache_bytes(spec, context_length, kv_cache_format)
     besides_units = resident + kv_cache + dense_bookkeeping_bytes(spec, format_name, page_bytes)
     room = budget_bytes - besides_units if room_bytes is None else room_bytes
-    stream = Stream(spec, device, format_name, unit_bytes(WHOLE_MLP, spec, format_name))
+    stream = _stream(spec, device, formats)
     span = span_bytes(stream.unit_bytes, page_bytes)
     sizes = list(_buffer_sizes(span, min(room, PEAK_READ_BYTES), page_bytes))
     if not sizes:
         return None
     plan = _plan(context_length, budget_bytes, resident, kv_cache, kv_cache_format, device)
-    sections = make_sections(spec, (WHOLE_MLP,), format_name)
+    sections = make_sections(spec, (WHOLE_MLP,), stream.format)
     manifest = Setting(model, formats, device, sections, plan).manifest
     runs = _Runs(stream, room, _Besides.of(manifest, plan), _RowReads.of(manifest, plan))
     whole = min((runs.in_whole_layers(size, pins=not naive) for size in sizes), key=_token_s)
@@ -83,6 +89,13 @@ def dense_run(
         return whole
     ahead = runs.best_ahead(whole.read_buffer_bytes, sizes, page_bytes)
     return whole if ahead is None else min(whole, ahead, key=_token_s)
+
+
+def _stream(spec: ModelSpec, device: DeviceProfile, formats: Formats) -> Stream:
+    """Returns the units of a dense run; where layers' formats differ, as if all had the coarsest."""
+    names = {format_at(formats, layer, WHOLE_MLP) for layer in layers_of(WHOLE_MLP, spec)}
+    name = names.pop() if len(names) == 1 else coarsest(formats)
+    return Stream(spec, device, name, unit_bytes(WHOLE_MLP, spec, name))
 
 
 class _RowReads(NamedTuple):
@@ -173,43 +186,23 @@ def _token_s(run: DenseRun) -> float:
     return run.token_s
 
 
-def draft_costs(
-    model: Model,
-    formats: Formats,
-    context_length: int,
-    budget_bytes: int,
-    device: DeviceProfile,
-    kv_cache_format: KvCacheFormat = "fp16",
-    *,
-    room_bytes: int | None = None,
-) -> Costs:
-    """Returns what drafts from coarse planes cost, and the fastest passes that check them, at most MOST_DRAFTS each.
-    The arguments are those of `dense_run`, with a format in planes. Where it does not fit, there are no passes."""
-    passes = [
-        dense_run(
-            model,
-            formats,
-            context_length,
-            budget_bytes,
-            in_pass(device, num_tokens),
-            kv_cache_format,
-            room_bytes=room_bytes,
-        )
-        for num_tokens in range(1, MOST_DRAFTS + 2)
-    ]
-    sections = make_sections(model.spec, (WHOLE_MLP,), formats)
-    resident = resident_bytes(model, (WHOLE_MLP,), formats)
-    kv_cache = kv_cache_bytes(model.spec, context_length, kv_cache_format)
-    plan = _plan(context_length, budget_bytes, resident, kv_cache, kv_cache_format, device)
-    draft_s = besides.draft_seconds(Setting(model, formats, device, sections, plan).manifest, plan)
-    return Costs(draft_s, [run.token_s for run in passes if run is not None])
-
-
 def dense_for(model: Model, manifest: Manifest, plan: Plan, *, naive: bool = False) -> DenseRun | None:
     """Returns the dense run that an artifact is compared with: same model, formats, device, and budget of `plan`."""
     shape = plan.context_length, plan.dram_budget_bytes, manifest.device, plan.kv_cache
-    formats = with_head(manifest.families[0].format, manifest.head)
-    return dense_run(model, formats, *shape, naive=naive)
+    return dense_run(model, _formats_of(manifest), *shape, naive=naive)
+
+
+def _formats_of(manifest: Manifest) -> Formats:
+    """Returns the formats of all matrices; those of an MLP that stay in DRAM have the families' own."""
+    spec, base = manifest.model, manifest.families[0].format
+    known: dict[tuple[int, MatrixRole], FormatName] = {}
+    for (layer, family), name in manifest.unit_formats.items():
+        pieces = slices(family, spec)
+        for piece, own in zip(pieces, slice_formats(name, len(pieces)), strict=True):
+            known[layer, piece.role] = own
+    layers, whole = range(spec.num_hidden_layers), slices(WHOLE_MLP, spec)
+    found = tuple(unit_format([known.get((layer, piece.role), base) for piece in whole]) for layer in layers)
+    return with_head(base if {*found} == {base} else found, manifest.head)
 
 
 class Buffers(NamedTuple):
@@ -225,14 +218,14 @@ def buffers_of(model: Model, sparsity: Sparsity, free_bytes: int, device: Device
     layers = range(model.spec.num_hidden_layers)
     densities = {family: tuple(sparsity.density(family, layer) for layer in layers) for family in sparsity.families}
     if densities == {WHOLE_MLP: (used_share(WHOLE_MLP, model.spec),) * len(layers)}:
-        shape = (sparsity.in_one_format, sparsity.context_length, sparsity.budget.dram_budget_bytes, device)
+        shape = (sparsity.formats, sparsity.context_length, sparsity.budget.dram_budget_bytes, device)
         # in a group, one read brings a unit's parts of several layers; and units of several sizes are not modelled
-        alone = sparsity.layers_per_group == 1 and sparsity.is_whole and not sparsity.layer_formats
+        alone = sparsity.layers_per_group == 1 and sparsity.is_whole and len({*sparsity.layer_formats}) < 2
         run = dense_run(model, *shape, sparsity.kv_cache, room_bytes=free_bytes, reads_ahead=alone)
         if run is not None:
             return Buffers(run.read_buffer_bytes, run.preload_buffer_bytes)
     page_bytes = device.flash.page_bytes.value
-    return Buffers(read_buffer_bytes(model.spec, sparsity.format, sparsity.families, free_bytes, page_bytes), 0)
+    return Buffers(read_buffer_bytes(model.spec, sparsity.formats, sparsity.families, free_bytes, page_bytes), 0)
 
 
 def _buffer_sizes(least: int, most: int, page_bytes: int) -> Iterator[int]:

@@ -14,13 +14,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from coldpress.compiler.seconds import Reading, Reads
-from coldpress.runtime.store import resident
 from coldpress.runtime.store.ahead_room import first_batch
 from coldpress.runtime.store.clock import FlashQueue
 from coldpress.runtime.store.computing import Early, Weights, Work, deciding_seconds, request_work
 from coldpress.runtime.store.planner import Strided, num_portions
 from coldpress.schemas.device import DeviceProfile, Flash, flash_seconds
-from coldpress.schemas.families import WHOLE_MLP, FormatName, layers_of, num_experts, num_units, used_share
+from coldpress.schemas.families import WHOLE_MLP, UnitFormat, layers_of, num_experts, num_units, used_share
 from coldpress.schemas.model import ModelSpec
 
 
@@ -53,7 +52,7 @@ class Stream:
 
     spec: ModelSpec
     device: DeviceProfile
-    format: FormatName
+    format: UnitFormat
     unit_bytes: int
 
     @property
@@ -71,7 +70,7 @@ class Stream:
 
     @property
     def weights(self) -> Weights:
-        return resident.multiplied(self.format, self.used_bytes, uses_all=True)
+        return Weights(self.format, self.used_bytes)
 
     def in_whole_layers(self, num_streamed: int, buffer_bytes: int) -> Token:
         """Returns the figures of a token that reads `num_streamed` units of all layers: whole layers, and the last

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 from coldpress.compiler.activity.forward import HEAD_ROWS
 from coldpress.compiler.activity.lent_experts import blocks_at_once, waiting_bytes
-from coldpress.compiler.candidates import AUTO, DEFAULT_FORMAT, caches_for, candidates, families_for, formats_for
+from coldpress.compiler.candidates import AUTO, DEFAULT_FORMAT, caches_for, candidates, compared_formats, families_for
 from coldpress.compiler.cost_model import (
     HasShapes,
     flash_bytes,
@@ -120,7 +120,7 @@ class Build:
 
     @property
     def formats(self) -> tuple[FormatName, ...]:
-        return formats_for(self.settings["allocate"]["format"])
+        return compared_formats(self.settings["allocate"]["format"], self.model.spec)
 
     @property
     def caches(self) -> tuple[str, ...]:

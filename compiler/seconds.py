@@ -20,7 +20,7 @@ from coldpress.compiler.sections import image_bytes, row_tables
 from coldpress.runtime.artifact.reader import Artifact
 from coldpress.runtime.cache import CachePolicy
 from coldpress.runtime.extents import span_bytes
-from coldpress.runtime.quantization._planes import coarsest
+from coldpress.runtime.quantization._mixed import coarsest
 from coldpress.runtime.simulate import Choose, simulate, simulate_choices, times_traced, token_seconds_of
 from coldpress.runtime.store import planner
 from coldpress.runtime.store.clock import arrival

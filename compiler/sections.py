@@ -21,9 +21,9 @@ from coldpress.compiler.cost_model import (
     unit_bytes,
 )
 from coldpress.compiler.shared_settings import DEFAULT_CACHE
-from coldpress.runtime.plan.bookkeeping import counted_bytes, joined_bytes, row_buffer_bytes
+from coldpress.runtime.plan.bookkeeping import counted_bytes, row_buffer_bytes
 from coldpress.runtime.plugins import load
-from coldpress.runtime.quantization._planes import coarsest
+from coldpress.runtime.quantization._mixed import coarsest
 from coldpress.runtime.sparsity import Selector
 from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.families import (
@@ -132,8 +132,7 @@ def _counted_bytes(
 ) -> int:
     tables = row_tables(spec, sections, format_name)
     num_pages = image_bytes(sections, tables) // page_bytes
-    counted = counted_bytes(spec, sections, num_pages, arrays, set(caches), joined_bytes(sections, format_name))
-    return counted + row_buffer_bytes(tables, page_bytes)
+    return counted_bytes(spec, sections, num_pages, arrays, set(caches)) + row_buffer_bytes(tables, page_bytes)
 
 
 class Whole(NamedTuple):

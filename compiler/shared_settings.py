@@ -42,8 +42,8 @@ class AlgorithmSetting(Record):
 
     algorithm: Annotated[str, Key(plugins="coldpress.compiler.rounding")] = Field(
         default="rtn",
-        description="how codes are chosen; rtn: round to nearest, gptq: corrected on calibration text, nested: as "
-        "gptq, for the coarse plane and for both; gptq loses less and takes longer",
+        description="how codes are chosen; rtn: round to nearest, gptq: corrected on calibration text, which "
+        "loses less and takes longer",
     )
 
 
@@ -89,7 +89,7 @@ class DraftSetting(Record):
         Key(
             plugins="coldpress.runtime.drafts",
             auto=True,
-            default="`coarse` where the search of method=auto takes it, else `off`: drawn text repeats too little",
+            default="`off`: drawn text repeats too little",
         ),
     ] = Field(
         default=None,

@@ -25,7 +25,6 @@ def axpy_rows(
     coefficients: np.ndarray,
     out: np.ndarray,
     num_threads: int = 0,
-    coarse: tuple[np.ndarray, np.ndarray, str] | None = None,
 ) -> None: ...
 def mlp_rows(
     store: np.ndarray,
@@ -44,14 +43,6 @@ def mlp_rows(
     out: np.ndarray,
     num_threads: int = 0,
     activation_bits: int = 0,
-    coarse: tuple[np.ndarray, np.ndarray, str] | None = None,
-) -> None: ...
-def join_units(
-    coarse: tuple[np.ndarray, np.ndarray, str],
-    store: np.ndarray,
-    slots: np.ndarray,
-    out: np.ndarray,
-    num_threads: int = 0,
 ) -> None: ...
 def gemv(
     matrix: np.ndarray,
@@ -104,6 +95,23 @@ def attend_int8(
     num_threads: int = 0,
 ) -> None: ...
 def encode_int8(values: np.ndarray, out: np.ndarray) -> float: ...
+def fit_ranges(
+    values: np.ndarray,
+    prices: np.ndarray,
+    highest: int,
+    zero: int,
+    steps: np.ndarray,
+    starts: np.ndarray,
+    num_threads: int = 0,
+) -> None: ...
+def nearest_numbers(
+    values: np.ndarray,
+    steps: np.ndarray,
+    starts: np.ndarray,
+    highest: int,
+    out: np.ndarray,
+    num_threads: int = 0,
+) -> None: ...
 def best_intervals(
     gain: np.ndarray,
     price: float,

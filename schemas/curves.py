@@ -7,8 +7,6 @@ of float16; and `<layer>.<family>.unit_norms` float32 [num_units], the norms of 
 (runtime/artifact/byte_planes.py).
 """
 
-import math
-
 from pydantic import Field
 
 from coldpress.schemas.base import ArrayFile, Count, Extended, PositiveCount, Record, Sha256, Share
@@ -35,19 +33,16 @@ class Point(Loss):
     """A selector at one density."""
 
     density: Share
-    """Share of the MLP's weights that a token uses, or refines, in a mixture of the experts that the router picks: the
-    same in all layers, divided among families by the selector."""
+    """Share of the MLP's weights that a token uses, in a mixture of the experts that the router picks: the same in all
+    layers, divided among families by the selector."""
 
 
 class Curve(Record):
-    """A selector at several densities."""
+    """A selector at several densities, in the source's own weights."""
 
     method: Method
     resident_share: Share | None = None
     """Share of each family that an LFU cache held, for a selector whose choice depends on residency; else None."""
-    format: FormatName | None = None
-    """The format in planes that units were refined in, which the losses include, up to those of the plain format at a
-    density of 1; None for a selector that leaves units out, measured in the source's own weights."""
     points: tuple[Point, ...]
     """By ascending density."""
 
@@ -81,36 +76,6 @@ class RoutingCurve(Record):
     """By ascending strength."""
 
 
-class CoarseDraft(Loss):
-    """The coarse planes of all units as a draft of the model with both planes, whose loss it has."""
-
-    format: FormatName
-    acceptance: Share
-    """Share of tokens after which both choose the same next one, greedily."""
-    acceptance_error: float | None
-    """Standard error over blocks; None for one block."""
-
-
-class LayerGains(Record):
-    """Gain of each layer whose units keep more of their bits in DRAM."""
-
-    coarser: FormatName
-    finer: FormatName
-    """Formats in planes of one plain format."""
-    per_layer: tuple[float | tuple[float, ...], ...]
-    """How much smaller the squared error of the layer's output is over the hidden state after it
-    (compiler/quality/gains.py): by finer gate, up and down, or up and down, each alone. Older curves have one
-    number for all of them."""
-
-    @property
-    def rows(self) -> tuple[tuple[float, ...], ...]:
-        return tuple(row if isinstance(row, tuple) else (row,) for row in self.per_layer)
-
-    @property
-    def of_layers(self) -> "LayerGains":
-        return self.model_copy(update={"per_layer": tuple(map(math.fsum, self.rows))})
-
-
 class Unexplored(Record):
     method: Method
     reason: str
@@ -131,10 +96,6 @@ class Curves(Extended):
     lose nothing; with the embeddings, where they are tied to it."""
     kv_caches: tuple[KvCacheLoss, ...] = ()
     """Losses of the formats that take fewer bytes than the default one, which is taken to lose nothing."""
-    drafts: tuple[CoarseDraft, ...] = ()
-    """By formats in planes; empty where drafts are off."""
-    layer_gains: tuple[LayerGains, ...] = ()
-    """By formats in planes; empty where no selector refines units."""
     routings: tuple[RoutingCurve, ...] = ()
     """Curves of a mixture's ways of routing that see residency; empty where no search may take one."""
     unexplored: tuple[Unexplored, ...]
@@ -148,12 +109,6 @@ class Curves(Extended):
     def with_losses_of(self, other: "Curves | None") -> "Curves":
         """Returns what was measured of the model later, with this trace; None: nothing more was."""
         return self if other is None else other.model_copy(update={"trace": self.trace})
-
-    def draft(self, name: FormatName) -> CoarseDraft | None:
-        return next((found for found in self.drafts if found.format == name), None)
-
-    def gains(self, coarser: FormatName) -> LayerGains | None:
-        return next((found for found in self.layer_gains if found.coarser == coarser), None)
 
     def format_loss(self, name: FormatName) -> FormatLoss | None:
         return next((found for found in self.formats if found.format == name), None)

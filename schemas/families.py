@@ -39,8 +39,7 @@ Method = Annotated[str, Field(pattern=PLUGIN_NAME)]
 FormatName = Annotated[str, Field(pattern=PLUGIN_NAME)]
 """A format of codes: the name of a file of runtime/quantization; loading it checks that the file exists."""
 UnitFormat = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*(\+[a-z][a-z0-9_]*)*$")]
-"""The format of a unit's slices or, where they differ, that of each slice in their order with `+` between them: formats
-in planes of one plain format."""
+"""The format of a unit's slices or, where they differ, that of each slice in their order with `+` between them."""
 LayerFormats = UnitFormat | tuple[UnitFormat, ...]
 """The format of the units of all layers, or that of each layer; where the matrices of a layer's MLP differ, the formats
 of gate, up and down, or of up and down, with `+` between them."""
@@ -150,6 +149,14 @@ def head_of(formats: Formats) -> HeadFormat | None:
 def with_head(layers: LayerFormats, head: HeadFormat | None) -> Formats:
     """Returns the inverse of `of_layers` and `head_of`."""
     return layers if head is None else OwnHead(layers=layers, head=head)
+
+
+def by_layer(formats: Formats, num_layers: int) -> Formats:
+    """Returns formats with the name of each layer's, where the matrices of an MLP differ: as records have them."""
+    layers = of_layers(formats)
+    if isinstance(layers, str) and JOINT in layers:
+        return with_head((layers,) * num_layers, head_of(formats))
+    return formats
 
 
 def layer_format(formats: Formats, layer: int) -> UnitFormat:

@@ -42,8 +42,8 @@ class Section(Extended):
     stride_bytes: PositiveCount
     """Bytes from one unit to the next: the parts of all layers."""
     format: UnitFormat | None = None
-    """The format in planes of the layer's units, or that of each slice, where it is not that of the family; else None,
-    which is left out of the file."""
+    """The format of the layers' units, or that of each slice, where it is not that of the family; else None, which is
+    left out of the file."""
 
     @property
     def layers(self) -> range:

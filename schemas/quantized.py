@@ -6,17 +6,14 @@ tensors (embeddings, final norm, head, rotary frequencies), named by their roles
 """
 
 from coldpress.schemas.base import ArrayFile, Count, Many, PositiveCount, Record
-from coldpress.schemas.families import FormatName, UnitFormat
+from coldpress.schemas.families import FormatName
 
 
 class ResidentTensor(Record):
-    """How a resident tensor is stored: with `format` None as float32, else as quantized rows of `shape[-1]` values.
-
-    Coarse planes of units whose slices differ have the formats of these slices.
-    """
+    """How a resident tensor is stored: with `format` None as float32, else as quantized rows of `shape[-1]` values."""
 
     role: str
-    format: UnitFormat | None
+    format: FormatName | None
     shape: Many[PositiveCount]
 
 

@@ -56,8 +56,8 @@ class ByLayer(Extended):
     LATER = ("layer_formats", "head")
 
     layer_formats: tuple[UnitFormat, ...] = ()
-    """The format in planes of each layer's units, or of each of its matrices, where they differ, `format` the coarsest;
-    else empty, which is left out of the file."""
+    """The format of each layer's units, or of each of its matrices, where they differ, `format` the coarsest; else
+    empty, which is left out of the file."""
     head: HeadFormat | None = None
     """The head's own format; None, which is left out of the file, if it has the one that goes with `format`."""
 
@@ -100,8 +100,6 @@ class Tried(ByLayer):
     """The perplexity ratio to expect there (stage `explore`); None if nobody knows."""
     hit_rate: Share | None = None
     """Share of the used units that the cache held; None where every token uses every unit, and if it was skipped."""
-    draft_tokens: Count = 0
-    """Most drafts from its coarse planes that a pass checks; 0 for none."""
     routing: SearchedRouting | None = None
     """None, which is left out of the file, if routers choose as the model was trained."""
     dram_bytes: Count | None = None
@@ -127,11 +125,6 @@ class Rung(Record):
     front: tuple[Tried, ...] = ()
     """The Pareto front of speed, quality and DRAM under this budget: no other candidate is better in all three. The
     fastest first; empty if the method was given."""
-
-    @property
-    def draft_tokens(self) -> int:
-        """Returns the most drafts from coarse planes that a pass checks, if a search found that they pay; else 0."""
-        return self.tried[0].draft_tokens if self.tried else 0
 
     @property
     def routing(self) -> SearchedRouting | None:
@@ -166,11 +159,6 @@ class Sparsity(Rung, ByLayer):
     @property
     def formats(self) -> Formats:
         return self.beside(self.format)
-
-    @property
-    def in_one_format(self) -> Formats:
-        """Returns the formats as if all layers had the coarsest one."""
-        return with_head(self.format, self.head)
 
     @property
     def rungs(self) -> tuple["Sparsity", ...]:

@@ -84,8 +84,6 @@ def kind_from(curves: Curves, num_parameters: int) -> Kind:
             "curves": curves.curves,
             "formats": curves.formats,
             "kv_caches": curves.kv_caches,
-            "drafts": curves.drafts,
-            "layer_gains": curves.layer_gains,
             "unexplored": curves.unexplored,
             "signals": signals,
         }

@@ -28,7 +28,7 @@ TILE_ROWS = 512
 """Rows of a Gram matrix that one core adds up. The size is fixed, so the number of cores changes no sum."""
 
 GRAM_TOKENS = 32768
-"""Most calibration tokens that algorithm=gptq and nested correct rounding by; whole blocks, at least one."""
+"""Most calibration tokens that algorithm=gptq corrects rounding by; whole blocks, at least one."""
 
 
 def add_grams(

@@ -128,7 +128,7 @@ class SignalCounter:
                 masks = []
                 for offset, signal in enumerate((part if left is None else left).chunk(self._count)):
                     mask = self._run.count(self._start + offset, family, signal)
-                    masks += [] if mask is None or self._run.in_planes else [torch.from_numpy(mask)]
+                    masks += [] if mask is None else [torch.from_numpy(mask)]
                 if masks:
                     left = torch.where(torch.cat(masks).to(part.device), part if left is None else left, 0.0)
             return left
@@ -161,8 +161,6 @@ class LayerCounts:
         that has experts."""
         self.families, self.experts = families, experts
         self._layer, self._text, self._activity, self._inputs, self._previous = layer, text, activity, inputs, previous
-        self.in_planes = activity.choice is not None and activity.choice.selector.IN_PLANES
-        """True if units that are not chosen are only coarser: they are not masked."""
         num_blocks = len(text.tokens)
         self._seen: dict[str, list[_Seen | None]] = {family: [None] * num_blocks for family in families}
         self.similarity = np.zeros(num_blocks)

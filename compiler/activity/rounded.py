@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from coldpress.compiler.activity.forward import LayerStream
+from coldpress.compiler.checkpoint.tensors import own_format
 from coldpress.compiler.cost_model import stored_format
 from coldpress.compiler.rounding._matrix import NEAREST, Rounding
 from coldpress.compiler.rounding._weights import Axis
 from coldpress.runtime import plugins
 from coldpress.runtime.plan.kv_cache import STORED
 from coldpress.runtime.quantization import Format
-from coldpress.runtime.quantization._planes import coarsest, whole_format
+from coldpress.runtime.quantization._mixed import coarsest
 from coldpress.schemas.families import FamilyName, FormatName, Formats, layer_format, matrix_formats, slices, unit_role
 from coldpress.schemas.layout import KvCacheFormat
 from coldpress.schemas.model import MatrixRole
@@ -49,17 +50,15 @@ class Rounded(_Like):
         if stored_format(role, self._formats) is None:
             return super()._of_role(role)
         axis = self._axis(role) or "row"
-        values = self._in_format(whole_format(coarsest(self._formats)), self._codes(role, axis), role, axis)
+        name = coarsest(self._formats) if self._axis(role) is None else self._format_of(role)
+        if axis == "row" and own_format(self.model, role) == name:
+            return super()._of_role(role)  # the source's own codes are kept
+        values = self._in_format(name, self._rounding.codes(self.model, role, axis, name), role, axis)
         return values if axis == "row" else values.T.contiguous()
 
     def _axis(self, role: str) -> Axis | None:
         matrix = unit_role(role, self.spec)
         return None if matrix is None else self._axes.get(matrix)
-
-    def _codes(self, role: str, axis: Axis) -> np.ndarray:
-        """Returns a matrix's codes; only units have planes, other matrices the plain format."""
-        name = whole_format(coarsest(self._formats)) if self._axis(role) is None else self._format_of(role)
-        return self._rounding.codes(self.model, role, axis, name)
 
     def _format_of(self, role: str) -> FormatName:
         matrix = unit_role(role, self.spec)
@@ -84,10 +83,11 @@ class RoundedHead(_Like):
         """Rounds to nearest, which every algorithm does outside the layers."""
         super().__init__(source)
         self._format = plugins.load("coldpress.runtime.quantization", Format, format_name)
+        self._is_exact = own_format(source.model, source.spec.head_role) == format_name
 
     def _rows(self, role: str, start: int, stop: int) -> np.ndarray:
         values = super()._rows(role, start, stop)
-        if role != self.spec.head_role:
+        if role != self.spec.head_role or self._is_exact:
             return values
         return self._format.decode(self._format.encode(values), values.shape[1])
 

@@ -18,7 +18,7 @@ from coldpress.compiler.checkpoint import mxfp4
 from coldpress.compiler.checkpoint.headers import read_header
 from coldpress.compiler.checkpoint.private import checked_weights, private_folder
 from coldpress.compiler.checkpoint.source_json import read_object
-from coldpress.compiler.llama_cpp.types import QUANTIZED, decode
+from coldpress.compiler.llama_cpp.types import FORMATS, QUANTIZED, decode
 from coldpress.runtime.artifact.tensor_header import ITEM_BYTES, TensorEntry
 from coldpress.schemas.errors import CheckpointError
 from coldpress.schemas.model import Model, RotaryKind, TensorSource
@@ -108,6 +108,37 @@ def read_rows(model: Model, role: str, start: int, stop: int) -> np.ndarray:
     return _read(place, start, stop)
 
 
+def own_format(model: Model, role: str) -> str | None:
+    """Returns the format (runtime/quantization) that a file has a matrix's rows in; None if it is not quantized.
+
+    Raises:
+        CheckpointError: as `read_role`.
+    """
+    place = _locate(model, role)
+    if place.entry.dtype not in QUANTIZED or place.source.added or place.source.transposed:
+        return None
+    return FORMATS.get(place.entry.dtype)
+
+
+def read_codes(model: Model, role: str) -> np.ndarray:
+    """Returns the rows of a matrix that has an `own_format` as the file has them, uint8 [rows, row_bytes].
+
+    Raises:
+        CheckpointError: as `read_role`.
+    """
+    place = _locate(model, role)
+    source, entry = place.source, place.entry
+    path, rows = Path(source.file), math.prod(entry.shape[:-1])
+    row_bytes = (entry.stop_bytes - entry.start_bytes) // rows
+    first = (source.index or 0) * entry.shape[-2] if len(entry.shape) > 2 else 0
+    parts = []
+    for start, stop in source.runs():
+        part = np.empty((stop - start, row_bytes), np.uint8)
+        _read_bytes(path, entry.start_bytes + (first + start) * row_bytes, part.reshape(-1))
+        parts.append(part)
+    return _unpaired(np.concatenate(parts), source)
+
+
 def rotary_inv_freq(model: Model, kind: RotaryKind = "main") -> np.ndarray:
     """Returns the frequencies of a kind of rotation, float32 [rotary_dim / 2], as transformers initializes them from
     the model's config.json.
@@ -175,10 +206,15 @@ def _read(place: _Place, start: int, stop: int) -> np.ndarray:
     rows = _in_stored_order(place, first, last)
     if source.added:
         rows = rows - np.float32(source.added)
-    if width == 1:
+    return _unpaired(rows, source)[start - first : stop - first]
+
+
+def _unpaired(rows: np.ndarray, source: TensorSource) -> np.ndarray:
+    """Returns whole heads of rows [n, …] with each head's halves one after the other, where the file pairs them."""
+    if not source.paired_heads:
         return rows
-    halves = rows.reshape(-1, width // 2, 2, *rows.shape[1:]).swapaxes(1, 2)
-    return halves.reshape(rows.shape)[start - first : stop - first]
+    width = source.shape[0] // source.paired_heads
+    return rows.reshape(-1, width // 2, 2, *rows.shape[1:]).swapaxes(1, 2).reshape(rows.shape)
 
 
 def _in_stored_order(place: _Place, start: int, stop: int) -> np.ndarray:

@@ -6,22 +6,13 @@ from typing import TYPE_CHECKING
 from coldpress.compiler.activity.choice import REPLAYED_LAYERS
 from coldpress.compiler.activity.gram_pass import GRAM_TOKENS
 from coldpress.compiler.activity.layer_counts import countable_families
-from coldpress.compiler.candidates import families_for, own_options
-from coldpress.compiler.quality.passes import GAIN_BLOCKS
+from coldpress.compiler.candidates import AUTO, compared_formats, families_for, own_options
 from coldpress.compiler.quality.routings import STRENGTHS, routing_curves
 from coldpress.compiler.quality.trace import TRACE_TOKENS
-from coldpress.compiler.quality.variants import (
-    DENSITIES,
-    Along,
-    curves_of,
-    drafting,
-    head_formats,
-    plain_formats,
-    refining,
-)
+from coldpress.compiler.quality.variants import DENSITIES, Along, curves_of, head_formats
 from coldpress.compiler.shared_settings import EXACT_ROUTING
 from coldpress.runtime.plan.kv_cache import formats_of
-from coldpress.schemas.families import WHOLE_MLP, Method, slices
+from coldpress.schemas.families import Method
 from coldpress.schemas.preflight import StageNeeds
 
 if TYPE_CHECKING:
@@ -30,34 +21,23 @@ if TYPE_CHECKING:
 CACHED_CHOICE_S, CACHED_UNIT_S = 4.5e-4, 5e-8
 """Seconds of one choice with a cache in the loop, and of each unit that it is made among; the mean of `dip_ca` (0.13 ms
 a choice of a 7M model) and `flash` (0.76 ms)."""
-GAIN_PASSES = 1.0
-"""Passes of the source that take as long as one matrix's gain: its model joins halfway, on average, and computes units
-coarse and whole."""
 
 
 def needs_of_passes(stage: str, build: "Build", methods: Sequence[Method]) -> StageNeeds:
     """Returns what passes take that measure all formats and, with `methods`, these selectors and all that goes with
-    them: a layer, coarse and whole where units are in planes, hidden states of all densities twice, or of a block for
-    all matrices, and logits of a block."""
+    them: a layer, hidden states of all densities twice, and logits of a block."""
     settings, spec = build.settings["explore"], build.model.spec
     tokens = max(settings["explore_tokens"], build.block_tokens)
-    num_refining = len(refining(methods))
-    num_matrices = num_refining * spec.num_hidden_layers * len(slices(WHOLE_MLP, spec))
-    gain_tokens = GAIN_BLOCKS * build.block_tokens
     whole = 4 * tokens * spec.hidden_size
-    hidden = max((2 * len(DENSITIES) + 1) * whole, 2 * 4 * gain_tokens * spec.hidden_size * num_matrices)
+    hidden = (2 * len(DENSITIES) + 1) * whole
     logits = 4 * 4 * 4 * build.block_tokens * spec.vocab_size
     trace = 2 * REPLAYED_LAYERS * max(TRACE_TOKENS, build.block_tokens) * build.layer_units(countable_families(spec))
     curves = [along for name in methods for along in curves_of(name)]
     num_variants = sum(len(along.densities) for along in curves)
-    num_drafting = 2 * len(drafting(settings.get("draft"), spec)) if methods else 0
     routing = settings.get("routing", EXACT_ROUTING) if methods else EXACT_ROUTING
     num_routed = len(STRENGTHS) * len(routing_curves(routing, spec))
     figures = tokens * (20 * (num_variants + num_routed) + 16 * len(curves))
-    num_rounded = (
-        len(plain_formats()) + num_drafting + 2 * num_refining + sum(along.format is not None for along in curves)
-    )
-    rounding = _rounding_needs(stage, build, num_rounded)
+    rounding = _rounding_needs(stage, build, len(compared_formats(AUTO, build.model.spec)))
     return StageNeeds(
         stage=stage,
         ram_bytes=build.TORCH_BYTES
@@ -70,8 +50,8 @@ def needs_of_passes(stage: str, build: "Build", methods: Sequence[Method]) -> St
         disk_bytes=trace + whole + figures + rounding.disk_bytes,
         runtime_s=build.TORCH_S
         + rounding.runtime_s
-        + (len(plain_formats()) + len(head_formats()) + len(formats_of(spec)) + num_drafting) * build.forward_s(tokens)
-        + GAIN_PASSES * num_matrices * build.forward_s(gain_tokens)
+        + (len(compared_formats(AUTO, spec)) + len(head_formats(spec)) + len(formats_of(spec)))
+        * build.forward_s(tokens)
         + num_routed * build.routed_s(tokens)
         + sum(len(along.densities) * _variant_s(along, tokens, build) for along in curves),
     )
@@ -98,5 +78,4 @@ def _variant_s(along: Along, tokens: int, build: "Build") -> float:
         return build.forward_s(tokens) + build.choices_s(tokens, families)
     calls = tokens * spec.num_hidden_layers * len(families)  # one after the other, whatever the cores
     units = tokens * spec.num_hidden_layers * build.layer_units(families)
-    planes = 1 if along.format is None else 2
-    return planes * build.forward_s(tokens) + CACHED_CHOICE_S * calls + CACHED_UNIT_S * units
+    return build.forward_s(tokens) + CACHED_CHOICE_S * calls + CACHED_UNIT_S * units

@@ -4,7 +4,7 @@ Blocks of text are few; fewer than eight are cut into as many parts, over which 
 """
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -14,34 +14,21 @@ import numpy as np
 from coldpress.compiler.activity.calibration_pass import ComputeConfig, stream_of
 from coldpress.compiler.activity.forward import LayerStream
 from coldpress.compiler.activity.gram_pass import add_grams
-from coldpress.compiler.activity.in_planes import InPlanes
 from coldpress.compiler.activity.rounded import Rounded, RoundedHead, RoundedKeys
 from coldpress.compiler.activity.variants import Differences, Variant, compare, last_hidden
 from coldpress.compiler.block_statistics import perplexity, standard_error
-from coldpress.compiler.candidates import DENSE, families_for
 from coldpress.compiler.io import Workspace, load_arrays
-from coldpress.compiler.quality.gains import matrix_gains
 from coldpress.compiler.quality.routings import STRENGTHS, AlongStrengths
-from coldpress.compiler.quality.variants import Along, all_refined, reached, variants
+from coldpress.compiler.quality.variants import Along, reached, variants
 from coldpress.compiler.rounding._matrix import Rounding
 from coldpress.compiler.rounding._weights import Algorithm
 from coldpress.compiler.shared_settings import ExploreSetting
 from coldpress.compiler.steps import Steps
 from coldpress.runtime.plugins import load
-from coldpress.runtime.quantization._planes import whole_format
 from coldpress.schemas.activations import Activations
 from coldpress.schemas.base import Options
 from coldpress.schemas.corpus import Corpus
-from coldpress.schemas.curves import (
-    CoarseDraft,
-    Curve,
-    FormatLoss,
-    KvCacheLoss,
-    LayerGains,
-    Point,
-    RoutedPoint,
-    RoutingCurve,
-)
+from coldpress.schemas.curves import Curve, FormatLoss, KvCacheLoss, Point, RoutedPoint, RoutingCurve
 from coldpress.schemas.families import WHOLE_MLP, FamilyName, FormatName
 from coldpress.schemas.layout import KvCacheFormat
 from coldpress.schemas.model import Model, ModelSpec
@@ -50,8 +37,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 LOG = logging.getLogger(__name__)
-GAIN_BLOCKS = 1
-"""Blocks of text that gains of matrices are measured on."""
 RARE = 99.9
 """Percentile of the divergence that stands for the worst tokens."""
 LEAST_PARTS = 8
@@ -86,7 +71,6 @@ class Passes:
         along: Along,
         options: Options,
         activations: Activations,
-        formats: Mapping[FormatName, FormatLoss],
         *,
         densities: Sequence[float] | None = None,
         in_cache: bool = True,
@@ -95,28 +79,19 @@ class Passes:
         """Returns a selector's curve.
 
         Args:
-            formats: The losses of plain formats: that of a format in planes where every unit is refined.
             densities: Those that are measured, of `along.densities`; None: all.
             in_cache: Whether a selector that sees residency chooses with a cache in the loop.
             as_large: See `variants`.
         """
         spec = self.stream.spec
-        in_planes = along.format is not None and self.rounding.algorithm.IN_PLANES
         at = [density for density in reached(along, options, spec) if densities is None or density in densities]
 
         def hidden() -> "Tensor":
-            found = list(variants(along, options, self.stream.model, activations, at, as_large, in_cache=in_cache))
-            found += [all_refined(along, options, spec)] if in_planes else []
-            return last_hidden(along.model(self.stream, options, self.rounding), self.tokens, found)
+            found = variants(along, options, self.stream.model, activations, at, as_large, in_cache=in_cache)
+            return last_hidden(self.stream, self.tokens, list(found))
 
         found = self.differences(self._title(along, at, in_cache), hidden)
-        points = tuple(
-            Point(density=density, **loss_of(found, number))
-            for number, density in enumerate((*at, 1.0) if in_planes else at)
-        )
-        if along.format is not None and not in_planes:  # everything refined is the plain format
-            whole = formats[whole_format(along.format)].model_dump(exclude={"format"})
-            points = (*points, Point(density=1.0, **whole))
+        points = tuple(Point(density=density, **loss_of(found, number)) for number, density in enumerate(at))
         self._tell(along.title, ((point.density, point.ppl_ratio) for point in points))
         return Curve(**along._asdict(), points=points)
 
@@ -142,7 +117,7 @@ class Passes:
 
     def _title(self, along: Along, densities: Sequence[float], in_cache: bool) -> str:
         at = "-".join(f"{density:g}" for density in densities)
-        return f"curve-{along.pass_title(self.rounding)}-at-{at}" + ("" if in_cache else "-without-cache")
+        return f"curve-{along.title}-at-{at}" + ("" if in_cache else "-without-cache")
 
     def loss(self, title: str, changed: Callable[[], LayerStream]) -> dict[str, Any]:
         return self._lost(title, self.differences(title, lambda: changed().last_hidden(self.tokens)))
@@ -170,45 +145,11 @@ class Passes:
     def kv_cache(self, kind: KvCacheFormat) -> KvCacheLoss:
         return KvCacheLoss(kv_cache=kind, **self.loss(f"kv-cache-{kind}", lambda: RoundedKeys(self.stream, kind)))
 
-    def draft(self, name: FormatName) -> CoarseDraft:
-        """Returns a format's coarse planes as a draft of a dense run with both planes, and that run's loss."""
-
-        def hidden() -> "Tensor":
-            import torch
-
-            families = families_for(DENSE, {}, self.stream.spec)
-            coarse = InPlanes(self.stream, name, families, self.rounding, coarse_alone=True)
-            both = Rounded(self.stream, name, self.rounding, families)
-            return torch.cat([model.last_hidden(self.tokens) for model in (coarse, both)])
-
-        found = self.differences(f"draft-{name}-{self.rounding.name}", hidden)
-        accepted = found.greedy[0] == found.greedy[1]
-        LOG.info("%s: drafts from the coarse planes of %s: %.3f accepted", self.stage, name, accepted.mean())
-        error = _finite(standard_error(_of_parts(accepted)))
-        return CoarseDraft(
-            format=name,
-            acceptance=float(accepted.mean()),
-            acceptance_error=error,
-            **loss_of(found, 1),
-        )
-
     def routing(self, along: AlongStrengths) -> RoutingCurve:
         found = self.differences(f"routing-{along.title}", lambda: along.last_hidden(self.stream, self.tokens))
         points = tuple(RoutedPoint(strength=at, **loss_of(found, number)) for number, at in enumerate(STRENGTHS))
         self._tell(along.title, ((point.strength, point.ppl_ratio) for point in points))
         return RoutingCurve(**along._asdict(), points=points)
-
-    def gains(self, coarser: FormatName, finer: FormatName) -> LayerGains:
-
-        def make() -> dict[str, np.ndarray]:
-            return {"gains": matrix_gains(self.stream, self.tokens[:GAIN_BLOCKS], (coarser, finer), self.rounding)}
-
-        found = load_arrays(self.work.once(f"gains-{coarser}-{finer}-{self.rounding.name}", make))["gains"].tolist()
-        self.steps.add()
-        gains = LayerGains(coarser=coarser, finer=finer, per_layer=tuple(map(tuple, found)))
-        words = " ".join(f"{one:.3g}" for one in gains.of_layers.per_layer)
-        LOG.info("%s: %s instead of %s saves by layer %s", self.stage, finer, coarser, words)
-        return gains
 
     def _tell(self, title: str, points: Any) -> None:
         LOG.info("%s: %s: %s", self.stage, title, ", ".join(f"{at:g} {ratio:.3f}" for at, ratio in points))

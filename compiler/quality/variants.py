@@ -1,23 +1,17 @@
-"""Lists what is measured of each selector: densities, sizes of DRAM for one whose choice depends on residency, formats
-for one that refines units in planes."""
+"""Lists what is measured of each selector: densities, and sizes of DRAM for one whose choice depends on residency."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from coldpress.compiler.activity.choice import CachedChoice, Choice
-from coldpress.compiler.activity.forward import LayerStream
-from coldpress.compiler.activity.in_planes import in_model, model_for
 from coldpress.compiler.activity.unit_statistics import all_statistics, fit_all
 from coldpress.compiler.activity.variants import Variant
-from coldpress.compiler.candidates import AUTO, DEFAULT_FORMAT, families_for, finer_of, formats_for
+from coldpress.compiler.candidates import AUTO, DEFAULT_FORMAT, compared_formats
+from coldpress.compiler.checkpoint.tensors import own_format
 from coldpress.compiler.cost_model import HEAD_FORMAT, read_units_of, slice_bytes, unit_bytes
-from coldpress.compiler.rounding._matrix import Rounding
 from coldpress.runtime.plugins import load, options_of
-from coldpress.runtime.quantization._groups import GROUP
-from coldpress.runtime.quantization._planes import planes_of
 from coldpress.runtime.sparsity import Selector
 from coldpress.schemas.activations import Activations
 from coldpress.schemas.base import Options
@@ -28,51 +22,34 @@ from coldpress.schemas.model import Model, ModelSpec
 DENSITIES = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 RESIDENT_SHARES, CACHED_DENSITIES = (0.25, 0.6), (0.3, 0.5, 0.7, 0.9)
 """DRAM and densities of selectors that see residency: they choose token by token, which takes longer."""
-REFINED_SHARE, REFINED_DENSITIES = 0.1, (0.05, 0.1, 0.2, 0.4)
-"""The same of selectors that refine units: beside the coarse planes DRAM holds few refinements, and with more of them
-the loss is less."""
-COARSE = "coarse"
-"""The draft that is measured."""
+SAMPLE = 256
+"""Values of a slice by which formats are compared in size."""
 REFERENCE_FLASH = (42_000, 4096, 420_000, 1.0)
 """Break-even gap, page, bytes of the first byte's latency, and overlap: a phone with UFS 3.1, 100,000 reads a second,
 4.2 GB/s and 0.1 ms (ActiveFlow, Table 2; Ripple 2.2)."""
 
 
 class Along(NamedTuple):
-    """A curve to measure: a selector, the share of the units that a cache holds meanwhile, and the format."""
+    """A curve to measure: a selector, and the share of the units that a cache holds meanwhile."""
 
     method: Method
     resident_share: float | None = None
     """None for a selector that does not see residency."""
-    format: FormatName | None = None
-    """The format in planes; None for a selector that leaves units out."""
 
     @property
     def densities(self) -> tuple[float, ...]:
         """The densities at which it is measured, those out of the selector's reach included."""
-        if self.format is not None:
-            return REFINED_DENSITIES
         return DENSITIES if self.resident_share is None else CACHED_DENSITIES
 
     @property
     def title(self) -> str:
         share = None if self.resident_share is None else f"{self.resident_share:g}-resident"
-        return "-".join(filter(None, (self.method, self.format, share)))
-
-    def pass_title(self, rounding: Rounding) -> str:
-        """Returns the name of the pass that measures it, which depends on codes where units have planes."""
-        return self.title if self.format is None else f"{self.title}-{rounding.name}"
-
-    def model(self, source: LayerStream, options: Options, rounding: Rounding) -> LayerStream:
-        selector, families = _selector(self.method), families_for(self.method, options, source.spec)
-        return model_for(selector, source, self.format or DEFAULT_FORMAT, families, rounding)
+        return "-".join(filter(None, (self.method, share)))
 
 
 def curves_of(method: Method) -> list[Along]:
-    selector = _selector(method)
-    if selector.IN_PLANES:
-        return [Along(method, REFINED_SHARE, name) for name in formats_for(AUTO) if planes_of(name)]
-    return [Along(method, share) for share in (RESIDENT_SHARES if selector.SEES_RESIDENCY else (None,))]
+    shares = RESIDENT_SHARES if _selector(method).SEES_RESIDENCY else (None,)
+    return [Along(method, share) for share in shares]
 
 
 def why_not(method: Method) -> str | None:
@@ -102,31 +79,36 @@ def asked(options: Mapping[Method, Options], spec: ModelSpec) -> tuple[dict[Meth
     return reasons, found
 
 
-def plain_formats() -> tuple[FormatName, ...]:
-    """Returns the formats whose loss is measured; a format in planes loses as much as its plain one, and is not."""
-    return tuple(name for name in formats_for(AUTO) if planes_of(name) is None)
+def layer_formats_of(model: Model) -> tuple[FormatName, ...]:
+    """Returns the formats whose loss is measured in all layers, the largest first: those that are compared, and those
+    that a quantized file has its MLPs in, which are kept. Such a file gains nothing by 16 bits."""
+    own = {name for layer in range(model.spec.num_hidden_layers) for name in _own(model, f"layers.{layer}.")}
+    found = {*compared_formats(AUTO, model.spec), *own} - ({"fp16"} if own else set())
+    return _largest_first(found)
 
 
-def head_formats() -> tuple[FormatName, ...]:
-    """Returns the formats whose loss is measured where the head alone has them."""
-    return tuple(name for name in plain_formats() if slice_bytes(GROUP, name) < slice_bytes(GROUP, HEAD_FORMAT))
+def head_formats_of(model: Model) -> tuple[FormatName, ...]:
+    """Returns the formats whose loss is measured where the head alone has them: those in at least four bits and fewer
+    than its own in a quantized file, and that one."""
+    own, compared = own_format(model, model.spec.head_role), head_formats(model.spec)
+    if own is None or slice_bytes(SAMPLE, own) >= slice_bytes(SAMPLE, HEAD_FORMAT):
+        return compared
+    return _largest_first({own, *(name for name in compared if slice_bytes(SAMPLE, name) < slice_bytes(SAMPLE, own))})
 
 
-def drafting(draft: str | None, spec: ModelSpec) -> tuple[FormatName, ...]:
-    """Returns the formats in planes whose coarse planes are measured as drafts: none if the build drafts otherwise, and
-    none of a mixture, where the tokens of a pass read other experts each."""
-    if spec.is_mixture or draft not in (None, AUTO, COARSE):
-        return ()
-    return tuple(name for name in formats_for(AUTO) if planes_of(name))
+def head_formats(spec: ModelSpec) -> tuple[FormatName, ...]:
+    """Returns the formats in four bits or more that take fewer bytes than the head's usual one."""
+    most, least = slice_bytes(SAMPLE, HEAD_FORMAT), SAMPLE // 2
+    return _largest_first(name for name in compared_formats(AUTO, spec) if least <= slice_bytes(SAMPLE, name) < most)
 
 
-def refining(methods: Iterable[Method]) -> list[tuple[FormatName, FormatName]]:
-    """Returns the formats in planes, each with the next finer one, whose difference is measured by layer: none without
-    a selector that refines units."""
-    if not any(_selector(name).IN_PLANES for name in methods):
-        return []
-    pairs = ((name, finer_of(name)) for name in formats_for(AUTO))
-    return [(name, finer) for name, finer in pairs if finer is not None]
+def _own(model: Model, prefix: str) -> Iterator[FormatName]:
+    roles = (role for role in model.tensors if role.startswith(prefix) and role.endswith("up_proj.weight"))
+    return (name for role in roles if (name := own_format(model, role)) is not None)
+
+
+def _largest_first(names: Iterable[FormatName]) -> tuple[FormatName, ...]:
+    return tuple(sorted(names, key=lambda name: (-slice_bytes(SAMPLE, name), name)))
 
 
 def reached(along: Along, options: Options, spec: ModelSpec) -> tuple[float, ...]:
@@ -161,7 +143,7 @@ def variants(
     selector, held = _selector(along.method), along.resident_share
     own, spec = options_of(selector, options), model.spec
     families = selector.families(spec, own)
-    reads = None if held is None else _reference_reads(families, as_large or spec, spec, along.format or DEFAULT_FORMAT)
+    reads = None if held is None else _reference_reads(families, as_large or spec, spec)
     statistics = all_statistics(model, activations, families, reads, held or 0.0)
     for density in densities:
         shares = selector.divide(density, spec, own)
@@ -172,19 +154,7 @@ def variants(
         choice = Choice(selector, arrays, spec)
         if held is not None and in_cache:
             choice = CachedChoice(selector, arrays, spec, held, getattr(own, "use_read_units", False))
-        yield Variant(in_model(choice), tuple(families))
-
-
-@dataclass(frozen=True)
-class _EveryUnit(Choice):
-    def mask(self, layer: int, family: str, activity: np.ndarray) -> np.ndarray:
-        return np.ones(activity.shape, bool)
-
-
-def all_refined(along: Along, options: Options, spec: ModelSpec) -> Variant:
-    selector = _selector(along.method)
-    families = selector.families(spec, options_of(selector, options))
-    return Variant(in_model(_EveryUnit(selector, {}, spec)), tuple(families))
+        yield Variant(choice, tuple(families))
 
 
 def _selector(method: Method) -> Selector[Any]:
@@ -192,9 +162,9 @@ def _selector(method: Method) -> Selector[Any]:
 
 
 def _reference_reads(
-    families: Sequence[str], as_large: ModelSpec, spec: ModelSpec, format_name: FormatName
+    families: Sequence[str], as_large: ModelSpec, spec: ModelSpec
 ) -> dict[tuple[int, str], np.ndarray]:
     """Returns what a read of units of `as_large`'s size costs on the reference flash; see `all_statistics`."""
-    layers, sizes = range(spec.num_hidden_layers), [unit_bytes(family, as_large, format_name) for family in families]
+    layers, sizes = range(spec.num_hidden_layers), [unit_bytes(family, as_large, DEFAULT_FORMAT) for family in families]
     known = {family: read_units_of(*REFERENCE_FLASH, size) for family, size in zip(families, sizes, strict=True)}
     return {(layer, family): known[family] for layer in layers for family in families}

@@ -43,7 +43,7 @@ from coldpress.runtime.plan import experts
 from coldpress.runtime.plugins import load
 from coldpress.runtime.profiles.devices import PROFILES
 from coldpress.runtime.quantities import show_number
-from coldpress.runtime.quantization._planes import coarsest, format_fields
+from coldpress.runtime.quantization._mixed import coarsest, format_fields
 from coldpress.runtime.sparsity import Selector
 from coldpress.runtime.store import computing
 from coldpress.schemas.device import OF_TOKENS, UNCOMPUTED, DeviceProfile
@@ -299,16 +299,14 @@ class _Quoting:
         if self._source.basis != "measured":
             words = f"unknown until built ({self._elsewhere(best, division)})"
             return Figure(value=None, basis=words, verify=self._build_command())
-        curves = self._floor.of(best.candidate.method, division.formats)
         errors = [
             point.ppl_ratio_error or 0.0
-            for curve in curves
+            for curve in self._source.curves.of(best.candidate.method)
             for point in curve.points
             if abs(point.density - best.density) <= 0.1
         ]
         error, ratio, formats = max(errors, default=0.0), best.ppl_ratio, best.candidate.format
-        if not any(curve.format for curve in curves):
-            error += self._floor.most_format_ratio(formats) - self._floor.format_ratio(formats)
+        error += self._floor.most_format_ratio(formats) - self._floor.format_ratio(formats)
         low, high = (None, None) if ratio is None else (max(1.0, ratio - error), ratio + error)
         words = f"{self._source.basis}: {self._source.basis_in_words}; ± its standard errors"
         return Figure(value=ratio, low=low, high=high, basis=words, verify=self._build_command())

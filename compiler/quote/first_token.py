@@ -154,7 +154,7 @@ def _prompt_s(setting: Setting, chunks: Sequence[_Chunk], prompt_tokens: int, bo
     head_s = _head_s(setting)
     layers_s = dense_seconds(device, computed) - head_s
     calls_s = token_seconds(device) + spec.num_hidden_layers * layer_seconds(device)
-    units = resident.chosen_from(manifest, densely)
+    units = resident.chosen_from(manifest)
     total = head_s
     for chunk in chunks:
         total += calls_s + chunk.products[bound] * layers_s

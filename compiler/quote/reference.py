@@ -21,7 +21,7 @@ from pydantic import Field
 from coldpress.compiler.activity.layer_counts import countable_families
 from coldpress.compiler.activity.unit_statistics import NORMS
 from coldpress.schemas.base import Record, Share
-from coldpress.schemas.curves import CoarseDraft, Curve, FormatLoss, KvCacheLoss, LayerGains, Unexplored
+from coldpress.schemas.curves import Curve, FormatLoss, KvCacheLoss, Unexplored
 from coldpress.schemas.families import Signal, activity_of, num_experts, num_units
 from coldpress.schemas.model import ModelSpec
 
@@ -53,8 +53,6 @@ class Kind(Record):
     curves: tuple[Curve, ...]
     formats: tuple[FormatLoss, ...]
     kv_caches: tuple[KvCacheLoss, ...]
-    drafts: tuple[CoarseDraft, ...]
-    layer_gains: tuple[LayerGains, ...]
     unexplored: tuple[Unexplored, ...]
     signals: dict[Signal, SignalStatistics]
 
@@ -100,16 +98,6 @@ def real_like(num_parameters: int) -> RealModel:
     smaller model mostly loses more."""
     found = reference().real
     return next((one for one in reversed(found) if one.num_parameters <= num_parameters), found[0])
-
-
-def gains_of(known: LayerGains, spec: ModelSpec) -> LayerGains:
-    """Returns what the matrices of another model gain: as much as those at the same depth, between which gains are
-    interpolated. `known` is of a model with a gate, if it has gains by matrix."""
-    depths, layers = ((np.arange(count) + 0.5) / count for count in (len(known.per_layer), spec.num_hidden_layers))
-    columns = [np.interp(layers, depths, column).tolist() for column in zip(*known.rows, strict=True)]
-    if len(columns) > 1 and not spec.gated_mlp:
-        del columns[0]
-    return known.model_copy(update={"per_layer": tuple(zip(*columns, strict=True))})
 
 
 def drawn_trace(spec: ModelSpec, kind: Kind, layers: tuple[int, ...], num_tokens: int) -> dict[str, np.ndarray]:

@@ -7,7 +7,7 @@ from rich.table import Column, Table
 
 from coldpress.compiler.quote.records import DeviceQuote, Figure, Quote
 from coldpress.runtime.quantities import show_bytes, show_number
-from coldpress.runtime.quantization._planes import in_words
+from coldpress.runtime.quantization._mixed import in_words
 from coldpress.schemas.errors import printable
 
 WORDS = {

@@ -21,7 +21,7 @@ from coldpress.compiler.checkpoint.packages import fetch
 from coldpress.compiler.checkpoint.shapes import read_shapes
 from coldpress.compiler.io import load_record, save_arrays
 from coldpress.compiler.quote.records import Basis
-from coldpress.compiler.quote.reference import Kind, RealModel, drawn_trace, gains_of, kind_of, real_like
+from coldpress.compiler.quote.reference import Kind, RealModel, drawn_trace, kind_of, real_like
 from coldpress.compiler.quote.trace import activations_of
 from coldpress.compiler.seconds import NO_DIGEST
 from coldpress.compiler.shared_settings import MAX_PPL_RATIO
@@ -221,8 +221,6 @@ def _without_curves(curves: Curves, real: RealModel) -> Curves:
             "curves": (),
             "formats": real.formats,
             "kv_caches": tuple(loss for loss in real.kv_caches if loss.kv_cache in known),
-            "drafts": (),
-            "layer_gains": (),
             "unexplored": tuple(Unexplored(method=name, reason=reason) for name in lossy),
         }
     )
@@ -243,8 +241,6 @@ def curves_like(kind: Kind | None, model: Model, folder: Path) -> Curves:
         curves=kind.curves if kind else (),
         formats=kind.formats if kind else (),
         kv_caches=tuple(loss for loss in kind.kv_caches if loss.kv_cache in formats_of(spec)) if kind else (),
-        drafts=kind.drafts if kind else (),
-        layer_gains=tuple(gains_of(found, spec) for found in kind.layer_gains) if kind else (),
         unexplored=(kind.unexplored if kind else ())
         + tuple(
             Unexplored(method=name, reason="no model of this kind was measured with it; build to measure it")

@@ -39,8 +39,8 @@ class Rounding:
         return self.algorithm.name()
 
     def codes(self, model: Model, role: str, axis: Axis, format_name: FormatName) -> np.ndarray:
-        """Returns the codes of a layer's matrix, uint8 [n, nbytes(length)], a row for each slice along `axis`; in a
-        format in planes, both together. Memory holds the matrix and its Gram matrix.
+        """Returns the codes of a layer's matrix, uint8 [n, nbytes(length)], a row for each slice along `axis`.
+        Memory holds the matrix and its Gram matrix.
 
         Raises:
             CheckpointError: if a value is beyond the format's range.
@@ -73,12 +73,14 @@ def grams_of(gram: GramMatrices | None, layer: int, matrices: Collection[str]) -
 
 
 def choose_codes(algorithm: Algorithm, weights: Weights, role: str, format_name: FormatName) -> np.ndarray:
-    """Returns the codes of a matrix's slices, uint8 [n, nbytes(length)].
+    """Returns the codes of a matrix's slices, uint8 [n, nbytes(length)]: the source's own where it has them, so that
+    nothing is rounded twice.
 
     Raises:
         CheckpointError: if a value is beyond the format's range; the text names the matrix.
     """
     try:
-        return algorithm.quantize(weights, format_name)
+        kept = weights.codes(format_name)
+        return algorithm.quantize(weights, format_name) if kept is None else kept
     except ColdpressError as error:
         raise CheckpointError(f"{role}: {error}") from error

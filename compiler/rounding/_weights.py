@@ -4,11 +4,12 @@ of this package whose class `Plugin` extends `Algorithm`."""
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar, Literal
 
 import numpy as np
 
-from coldpress.compiler.checkpoint.tensors import read_rows
+from coldpress.compiler.checkpoint.tensors import own_format, read_codes, read_rows
 from coldpress.runtime.plugins import PluginBase
 from coldpress.schemas.families import FormatName
 from coldpress.schemas.model import Model
@@ -35,6 +36,8 @@ class Weights:
     """Gram matrix of the matrix's inputs, float32 [n, n] with n its columns; None where not asked for or unknown."""
     importance: np.ndarray | None = None
     """Mean square of each of the matrix's inputs, float32 [n]; None where not asked for or unknown."""
+    codes: Callable[[FormatName], np.ndarray | None] = lambda _: None
+    """Format -> the source's own codes uint8 [n, nbytes(length)], if it has these slices in that format."""
 
     def blocks(self) -> Iterator[tuple[slice, np.ndarray]]:
         """Yields all slices in blocks of BLOCK_BYTES: (range, float32 [n, length])."""
@@ -50,8 +53,13 @@ def weights_of(
     """Returns the slices along `axis` of a matrix of the model; columns keep the whole matrix in memory while used."""
     rows, columns = model.tensors[role].shape
     if axis == "row":
-        return Weights(rows, columns, axis, lambda start, stop: read_rows(model, role, start, stop), gram, importance)
+        read = partial(read_rows, model, role)
+        return Weights(rows, columns, axis, read, gram, importance, partial(_own_codes, model, role))
     return Weights(columns, rows, axis, _columns(model, role), gram, importance)
+
+
+def _own_codes(model: Model, role: str, format_name: FormatName) -> np.ndarray | None:
+    return read_codes(model, role) if own_format(model, role) == format_name else None
 
 
 def _columns(model: Model, role: str) -> Read:
@@ -79,13 +87,10 @@ class Algorithm(PluginBase):
 
     NEEDS_GRAM: ClassVar[bool] = False
     """True if the algorithm needs the Gram matrices of the inputs (`gram`)."""
-    IN_PLANES: ClassVar[bool] = False
-    """True if its codes of a format in planes differ from those of the plain format."""
 
     @abstractmethod
     def quantize(self, weights: Weights, format_name: FormatName) -> np.ndarray:
-        """Returns the codes of all slices, uint8 [n, nbytes(length)]; in a format in planes, of both
-        together.
+        """Returns the codes of all slices, uint8 [n, nbytes(length)].
 
         Raises:
             ColdpressError: if a value or a scale is beyond the format's range.

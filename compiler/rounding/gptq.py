@@ -19,7 +19,8 @@ from coldpress.compiler.rounding._scales import best_scales
 from coldpress.compiler.rounding._weights import Algorithm, Weights
 from coldpress.runtime.plugins import load
 from coldpress.runtime.quantization import Format
-from coldpress.runtime.quantization._planes import whole_format
+from coldpress.runtime.quantization._groups import inverse
+from coldpress.runtime.quantization._ranges import RangeFormat
 from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.families import FormatName
 
@@ -43,10 +44,12 @@ class Plugin(Algorithm):
         """
         if weights.gram is None:
             return rtn.Plugin().quantize(weights, format_name)
-        codec = load("coldpress.runtime.quantization", Format, whole_format(format_name))
+        codec = load("coldpress.runtime.quantization", Format, format_name)
         whole = np.concatenate([values for _, values in weights.blocks()])
         by_input = np.ascontiguousarray(whole.T) if weights.axis == "row" else whole
         factor = error_factor(weights.gram)
+        if isinstance(codec, RangeFormat):
+            return (_rows_in_ranges if weights.axis == "row" else _columns_in_ranges)(by_input, factor, codec)
         rounded, scales = _round(by_input, factor, weights.axis == "row", codec)
         if weights.axis == "row":
             rounded, scales = np.ascontiguousarray(rounded.T), np.ascontiguousarray(scales.T)
@@ -101,6 +104,44 @@ def _round(values: np.ndarray, factor: np.ndarray, along_inputs: bool, codec: Fo
     return corrected(values, factor, nearest), np.stack(scales)
 
 
+def _rows_in_ranges(values: np.ndarray, factor: np.ndarray, codec: RangeFormat) -> np.ndarray:
+    """Returns codes uint8 [outputs, nbytes(inputs)], and overwrites `values`, float32 [inputs, outputs]. A block of
+    inputs gets its ranges when its first input is reached."""
+    inputs, outputs = values.shape
+    padded = -(-inputs // codec.BLOCK) * codec.BLOCK
+    numbers, ranges = np.zeros((padded, outputs), np.uint8), []
+    prices = np.zeros(padded, np.float32)
+    prices[:inputs] = 1 / np.square(np.diag(factor))
+
+    def nearest(at: int) -> np.ndarray:
+        start, inside = at // codec.BLOCK * codec.BLOCK, at % codec.BLOCK
+        if inside == 0:
+            block = np.zeros((outputs, codec.BLOCK), np.float32)
+            block[:, : min(codec.BLOCK, inputs - start)] = values[start : start + codec.BLOCK].T
+            ranges.append(codec.ranges(block, prices[None, start : start + codec.BLOCK]))
+        steps, starts = (one[:, inside // codec.GROUP] for one in (ranges[-1].steps, ranges[-1].starts))
+        numbers[at] = np.clip(np.rint((values[at] - starts) * inverse(steps)), 0, codec.HIGHEST)
+        return numbers[at] * steps + starts
+
+    corrected(values, factor, nearest)
+    blocks = np.ascontiguousarray(numbers.T).reshape(-1, codec.BLOCK)
+    headers = np.stack([one.header for one in ranges], axis=1)
+    return codec.join(blocks, headers.reshape(len(blocks), -1)).reshape(outputs, -1)
+
+
+def _columns_in_ranges(values: np.ndarray, factor: np.ndarray, codec: RangeFormat) -> np.ndarray:
+    """Returns codes uint8 [inputs, nbytes(outputs)], and overwrites `values`, float32 [inputs, outputs]. The ranges are
+    those of the least squared error, since all values of a column have one input."""
+    codes = np.empty((len(values), codec.nbytes(values.shape[1])), np.uint8)
+
+    def nearest(at: int) -> np.ndarray:
+        codes[at] = codec.encode(values[at : at + 1])[0]
+        return codec.decode(codes[at : at + 1], values.shape[1])[0]
+
+    corrected(values, factor, nearest)
+    return codes
+
+
 def corrected(values: np.ndarray, factor: np.ndarray, nearest: Callable[[int], np.ndarray]) -> np.ndarray:
     """Rounds input by input, and lets later inputs correct the error; returns the rounded values. `values`, float32
     [inputs, outputs], is overwritten by the values that were rounded; `nearest` rounds one row of it as it is then,
@@ -120,6 +161,6 @@ def corrected(values: np.ndarray, factor: np.ndarray, nearest: Callable[[int], n
 
 def _scales_of_slice(values: np.ndarray, codec: Format) -> np.ndarray:
     """Returns scales float32 [groups] of a slice float32 [length]; a partial last group is padded with zeros."""
-    whole = np.zeros(-(-values.size // GROUP) * GROUP, np.float32)
-    whole[: values.size] = values
-    return best_scales(whole.reshape(-1, GROUP), np.ones((1, GROUP), np.float32), codec)
+    whole, prices = np.zeros((2, -(-values.size // GROUP) * GROUP), np.float32)
+    whole[: values.size], prices[: values.size] = values, 1
+    return best_scales(whole.reshape(-1, GROUP), prices.reshape(-1, GROUP), codec)

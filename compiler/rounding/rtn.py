@@ -12,7 +12,7 @@ from coldpress.compiler.rounding._scales import best_scales
 from coldpress.compiler.rounding._weights import Algorithm, Weights
 from coldpress.runtime.plugins import load
 from coldpress.runtime.quantization import Format
-from coldpress.runtime.quantization._planes import whole_format
+from coldpress.runtime.quantization._ranges import RangeFormat
 from coldpress.schemas.families import FormatName
 
 GROUP = 32
@@ -26,12 +26,22 @@ class Plugin(Algorithm):
         Raises:
             ColdpressError: if a value or a scale is beyond float16.
         """
-        codec = load("coldpress.runtime.quantization", Format, whole_format(format_name))
+        codec = load("coldpress.runtime.quantization", Format, format_name)
+        if isinstance(codec, RangeFormat):
+            return _in_ranges(weights, codec)
         prices = None if weights.importance is None or not codec.SCALE_SIGNS else _prices(weights, weights.importance)
         codes = np.empty((weights.count, codec.nbytes(weights.length)), np.uint8)
         for part, values in weights.blocks():
             codes[part] = codec.encode(values) if prices is None else _encode_by(prices, values, codec)
         return codes
+
+
+def _in_ranges(weights: Weights, codec: RangeFormat) -> np.ndarray:
+    prices = None if weights.axis == "column" else weights.importance
+    codes = np.empty((weights.count, codec.nbytes(weights.length)), np.uint8)
+    for part, values in weights.blocks():
+        codes[part] = codec.encode(values, prices)
+    return codes
 
 
 def _prices(weights: Weights, importance: np.ndarray) -> np.ndarray:

@@ -64,8 +64,6 @@ class Judged:
     """Share of the MLP's weights that a token uses, as divided."""
     is_whole: bool = False
     """True if every token uses every unit, in a mixture of the experts that the model itself would choose."""
-    draft_tokens: int = 0
-    """Most drafts from its coarse planes that a pass checks; 0 for none."""
     holds_everything: bool = False
     """True if all units fit in DRAM, so that nothing is read."""
     refusal: str | None = None
@@ -82,7 +80,6 @@ class Space:
     methods: tuple[Method, ...]
     """The dense run first."""
     formats: tuple[Formats, ...]
-    """Mixtures, which have a format for each layer, come last."""
     caches: tuple[CacheName, ...]
     densities: Callable[[Method, Formats], Sequence[float | None]]
     """The densities of a selector in a format that keep the quality, ascending; empty if none does."""
@@ -111,8 +108,8 @@ class Goal:
 
         A dense run that holds everything in DRAM is best: nothing is read, and nothing is left out. Where no dense run
         is a candidate, the best quality with everything in DRAM is best. Otherwise a dense run is best unless another
-        candidate saves MARGIN of its time: a dense run that drafts, too, and a candidate whose keys and values, or
-        whose head, are not in the default format.
+        candidate saves MARGIN of its time: a candidate whose keys and values, or whose head, are not in the default
+        format, too.
         """
         built = [one for one in judged if one.refusal is None]
         if not built:
@@ -150,8 +147,8 @@ def _has_default_head(one: Judged) -> bool:
 
 
 def fastest_dense(judged: Sequence[Judged]) -> Judged | None:
-    """Returns the fastest dense run without drafts; None if none can be built."""
-    plain = (one for one in judged if one.refusal is None and one.is_whole and not one.draft_tokens)
+    """Returns the fastest dense run; None if none can be built."""
+    plain = (one for one in judged if one.refusal is None and one.is_whole)
     return min(plain, key=_by_seconds, default=None)
 
 

@@ -21,7 +21,7 @@ from itertools import product
 
 from coldpress.compiler.candidates import DENSE
 from coldpress.compiler.search import Candidate, Goal, Judge, Judged, Space
-from coldpress.schemas.families import Formats, layer_formats
+from coldpress.schemas.families import Formats
 
 WIDTH = 4
 """Candidates that are followed."""
@@ -48,7 +48,7 @@ def judged(space: Space, judge: Judge, goal: Goal) -> list[Judged]:
             break
     built = sorted((one for one in begun if one.refusal is None), key=lambda one: one.token_s)
     hopeful = [one for one in built if one.hit_rate is not None and one.token_s <= HOPELESS * built[0].token_s]
-    best = _fastest_mixtures(hopeful)[:WIDTH]
+    best = hopeful[:WIDTH]
     best += [one for one in hopeful if one.is_whole and one not in best][:1]  # a mixture's, which may be routed
     followed = [
         judge(replace(one.candidate, cache=cache))
@@ -86,16 +86,6 @@ def _with_each_head(space: Space, candidate: Candidate) -> Iterator[tuple[Format
     for formats in space.heads(candidate.format):
         for density in space.densities(candidate.method, formats)[:1]:
             yield formats, density
-
-
-def _fastest_mixtures(judged: list[Judged]) -> list[Judged]:
-    """Returns the candidates in their order, but only the fastest mixture of formats of each selector: its mixtures
-    take nearly the same time, and would fill the beam."""
-    first: dict[str, Judged] = {}
-    for one in judged:
-        if layer_formats(one.candidate.format):
-            first.setdefault(one.candidate.method, one)
-    return [one for one in judged if not layer_formats(one.candidate.format) or first[one.candidate.method] is one]
 
 
 def _best_of_each(judged: list[Judged], best: list[Judged]) -> list[Judged]:

@@ -1,9 +1,8 @@
 """gram: computes X Xᵀ of the inputs of every matrix, for error-correcting algorithms of `quantize` (GPTQ, Eq. 1).
 
 Streams the compiled model layer by layer over calibration text (compiler/activity/gram_pass.py); each layer sees its
-signals after the build's selector, so that a matrix is rounded for the inputs that it will have. Units that a selector
-refines are inputs, refined or not. Writes one array file per layer with one matrix per signal. A build has this stage
-only if its algorithm asks for it.
+signals after the build's selector, so that a matrix is rounded for the inputs that it will have. Writes one array
+file per layer with one matrix per signal. A build has this stage only if its algorithm asks for it.
 """
 
 from typing import TYPE_CHECKING
@@ -39,7 +38,7 @@ def run(
     stream, _ = stream_of(config, model, threads)
     sparsity = sparsity.smallest
     selector = load("coldpress.runtime.sparsity", Selector, sparsity.method)
-    is_whole = sparsity.is_whole or selector.EXACT or selector.IN_PLANES
+    is_whole = sparsity.is_whole or selector.EXACT
     choice = None if is_whole else choice_of(sparsity, model.spec)
     return add_grams(stream, corpus, work, sparsity.families, choice)
 

@@ -23,11 +23,11 @@ from coldpress.compiler.shared_settings import MAX_PPL_RATIO, Off, PositiveFloat
 from coldpress.runtime import plugins
 from coldpress.runtime.artifact.reader import open_artifact
 from coldpress.runtime.quantization import Format
-from coldpress.runtime.quantization._planes import whole_format
 from coldpress.runtime.sparsity import Selector
 from coldpress.schemas.base import Share
 from coldpress.schemas.config import Key
 from coldpress.schemas.errors import ColdpressError, DoesNotFitError
+from coldpress.schemas.families import slice_formats
 from coldpress.schemas.manifest import Manifest
 from coldpress.schemas.metrics import PlanFigures, Verification
 from coldpress.schemas.package import Package
@@ -138,7 +138,7 @@ def _remedies(config: PublishConfig, found: Verification, manifest: Manifest) ->
     most = MAX_PPL_RATIO if config.max_ppl_ratio in (None, "off") else config.max_ppl_ratio
     of_format = found.ppl_dense / found.ppl_source
     whole = all(plugins.load("coldpress.runtime.sparsity", Selector, one.method).is_whole for one in manifest.plans)
-    name = whole_format(manifest.families[0].format)
+    name = manifest.families[0].format
     return remedies(name, found.ppl_ratio, of_format, is_whole=whole, most=most)
 
 
@@ -146,7 +146,8 @@ def logit_limit(config: PublishConfig, manifest: Manifest) -> float | Off:
     """Returns the user's limit, else the widest rounding error that the formats of units and head allow."""
     if config.max_logit_error is not None:
         return config.max_logit_error
-    formats = {whole_format(entry.format) for entry in manifest.families}  # dense logits use both planes
+    units = {entry.format for entry in manifest.families} | {*manifest.unit_formats.values()}
+    formats = {name for unit in units for name in slice_formats(unit)}
     formats |= {manifest.head.format} if manifest.head else set()
     return max(plugins.load("coldpress.runtime.quantization", Format, name).MAX_LOGIT_ERROR for name in formats)
 

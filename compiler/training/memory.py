@@ -24,7 +24,6 @@ from coldpress.runtime.artifact.tensor_header import ITEM_BYTES
 from coldpress.runtime.plugins import load
 from coldpress.runtime.quantities import show_bytes
 from coldpress.runtime.quantization import Format
-from coldpress.runtime.quantization._planes import whole_format
 from coldpress.schemas.corpus import Corpus
 from coldpress.schemas.errors import ColdpressError, DoesNotFitError
 from coldpress.schemas.families import FamilyName, FormatName
@@ -97,7 +96,7 @@ class Size:
     @property
     def code_bytes(self) -> int:
         """Returns the bytes of the layers' matrices in the build's format, rounded up to whole groups."""
-        nbytes = load("coldpress.runtime.quantization", Format, whole_format(self.format)).nbytes
+        nbytes = load("coldpress.runtime.quantization", Format, self.format).nbytes
         matrices = (shape for role, shape in self.shapes.items() if role.startswith("layers.") and len(shape) > 1)
         return sum(max(rows * nbytes(columns), columns * nbytes(rows)) for rows, columns in matrices)
 

@@ -22,9 +22,7 @@ from coldpress.compiler.architectures import Architecture, Modules, _common
 from coldpress.compiler.candidates import (
     AUTO,
     DEFAULT_FORMAT,
-    DEFAULT_PLANES,
     caches_for,
-    check_format,
     drafts_for,
     families_for,
     formats_for,
@@ -236,7 +234,6 @@ def resolve(raw: Mapping[str, Any], known: ModelReference | None = None, *, ask:
     values["method"] = _method(values["method"], reference)
     named = {*said, *(profile.settings if profile else ())}
     values |= _left_open(values, named, is_mixture=reference.is_mixture)
-    check_format(values["method"], values["format"])
     _check_cache(values["cache"])
     _check_routing(values, reference)
     chosen = _chosen(values, reference)
@@ -418,10 +415,8 @@ def _left_open(values: Mapping[str, Any], named: Collection[str], *, is_mixture:
     """
     found: dict[str, str] = {}
     method = values["method"]
-    refines = method != AUTO and _plugins.load("coldpress.runtime.sparsity", Selector, method).IN_PLANES
-    usual = DEFAULT_PLANES if refines else DEFAULT_FORMAT
     is_searched = {"format": True, "kv_cache": True, "routing": is_mixture}
-    for name, default in (("format", usual), ("kv_cache", DEFAULT_KV_CACHE), ("routing", EXACT)):
+    for name, default in (("format", DEFAULT_FORMAT), ("kv_cache", DEFAULT_KV_CACHE), ("routing", EXACT)):
         if name not in named:
             found[name] = AUTO if method == AUTO and is_searched[name] else default
         elif values[name] == AUTO and method != AUTO:

@@ -21,7 +21,7 @@ from coldpress.compiler.stages.tokenize.text import PYDOC
 from coldpress.runtime.cli.summary import process, whole_model
 from coldpress.runtime.plugins import load
 from coldpress.runtime.quantities import show_bytes
-from coldpress.runtime.quantization._planes import in_words
+from coldpress.runtime.quantization._mixed import in_words
 from coldpress.runtime.sparsity import Selector
 from coldpress.schemas.device import UNCOMPUTED
 from coldpress.schemas.errors import ColdpressError, printable

@@ -9,7 +9,7 @@ from typing import Any
 
 from coldpress.runtime import plugins
 from coldpress.runtime.artifact import plan_checks, safe_files, strict_json
-from coldpress.runtime.artifact.contents import coarse_role, model_tensors, nbytes, unit_nbytes
+from coldpress.runtime.artifact.contents import model_tensors, nbytes, unit_nbytes
 from coldpress.runtime.artifact.errors import (
     FeatureError,
     FileNameError,
@@ -20,11 +20,10 @@ from coldpress.runtime.artifact.errors import (
     VersionError,
 )
 from coldpress.runtime.artifact.errors import short as _short
-from coldpress.runtime.quantization._planes import planes_of
 from coldpress.runtime.routers import router_class
 from coldpress.schemas import families as arithmetic
 from coldpress.schemas.errors import ColdpressError, clipped
-from coldpress.schemas.families import JOINT, FamilyName, FormatName, UnitFormat, slice_formats, unit_format
+from coldpress.schemas.families import JOINT, FamilyName, UnitFormat, slice_formats, unit_format
 from coldpress.schemas.layout import SECTION_ALIGN_BYTES, Plan, Section
 from coldpress.schemas.manifest import (
     FLASH_FILE,
@@ -46,6 +45,8 @@ from coldpress.schemas.manifest import (
 from coldpress.schemas.model import LATENT_FIELDS, MLP_ROLES, MODEL_FEATURES, ModelSpec, role_shape, rows_on_flash
 
 NEWER = "use a newer runtime, or rebuild the artifact without it"
+SPLIT_FORMATS = ("format.int4_2_2", "format.int4_3_1", "format.int8_4_4")
+"""Features of artifacts whose codes were cut into high and low bits."""
 
 
 def check_version(data: Any) -> int:
@@ -77,6 +78,9 @@ def _check_features(features: Any) -> None:
         raise SchemaError(MANIFEST_FILE, "features.required", _short(required), "a list of names")
     known = known_features()
     for name in required:
+        if name in SPLIT_FORMATS:
+            expected = "formats whose codes are whole: this runtime no longer has codes in two planes"
+            raise FeatureError(MANIFEST_FILE, "a required feature", _short(name), expected, "build it again")
         if name not in known:
             expected = f"one of {', '.join(known)} (format {FORMAT_MAJOR}.{FORMAT_MINOR})"
             raise FeatureError(MANIFEST_FILE, "a required feature", _short(name), expected, NEWER)
@@ -296,25 +300,18 @@ def _check_sections(manifest: Manifest) -> None:
 
 
 def _check_format(section: Section, field: str, entry: FamilyFormat) -> None:
-    """Requires of a section's own format that it divides the bits of its family's plain format in another way."""
+    """Requires of a section's own format that it is another one than its family's, or one for each slice."""
     if section.format is None:
         return
-    others, count = _in_planes_of(entry.format), len(entry.slices)
+    known, count = plugins.names("coldpress.runtime.quantization"), len(entry.slices)
     names = slice_formats(section.format, count)
-    fits = len(names) == count and {*names} <= {entry.format, *others} and section.format == unit_format(names)
+    fits = len(names) == count and {*names} <= {*known} and section.format == unit_format(names)
     if not fits or section.format == entry.format:
-        expected = f"one of {', '.join(others)}, which share a plain format with {entry.format}" if others else "none"
-        if others and count > 1:
-            expected += f", or several of them all, {count} with {JOINT} between"
+        expected = f"one of {', '.join(name for name in known if name != entry.format)}"
+        if count > 1:
+            expected += f", or {count} of {', '.join(known)} with {JOINT} between, not all the same"
         found = f"{_short(section.format)} with {entry.format} in families"
         raise SectionError(MANIFEST_FILE, f"{field}.format", found, expected)
-
-
-def _in_planes_of(format_name: FormatName) -> list[FormatName]:
-    """Returns the other formats in planes with the same plain format; none for a format without planes."""
-    planes = planes_of(format_name)
-    found = {name: planes_of(name) for name in plugins.names("coldpress.runtime.quantization") if name != format_name}
-    return [name for name, other in found.items() if planes and other and other.WHOLE == planes.WHOLE]
 
 
 def _check_section(section: Section, field: str, end: int, entry: FamilyFormat, spec: ModelSpec) -> None:
@@ -340,9 +337,8 @@ def _checked_tables(manifest: Manifest, end: int) -> int:
             expected = " and ".join(allowed[index:]) or "no more matrices that are read by row in this model"
             raise SectionError(MANIFEST_FILE, f"{field}.role", _short(table.role), expected)
         known = plugins.names("coldpress.runtime.quantization")
-        if table.format not in known or planes_of(table.format):
-            formats = [name for name in known if not planes_of(name)]
-            raise SectionError(MANIFEST_FILE, f"{field}.format", _short(table.format), f"one of {', '.join(formats)}")
+        if table.format not in known:
+            raise SectionError(MANIFEST_FILE, f"{field}.format", _short(table.format), f"one of {', '.join(known)}")
         num_rows, length = role_shape(spec, table.role)
         expected = {
             "offset_bytes": -(-end // SECTION_ALIGN_BYTES) * SECTION_ALIGN_BYTES,
@@ -372,9 +368,6 @@ def _checked_family(manifest: Manifest, index: int) -> FamilyFormat:
     if entry.format not in known:
         raise SectionError(MANIFEST_FILE, f"families[{index}].format", entry.format, f"one of {', '.join(known)}")
     slices = arithmetic.slices(entry.family, spec)
-    if planes_of(entry.format) and not any(piece.role in MLP_ROLES for piece in slices):
-        expected = "one without planes, which only the MLP's families have"
-        raise SectionError(MANIFEST_FILE, f"families[{index}].format", entry.format, expected)
     if entry.slices != slices:
         found = [f"{piece.role} {piece.axis}" for piece in entry.slices]
         expected = ", ".join(f"{piece.role} {piece.axis}" for piece in slices)
@@ -409,7 +402,6 @@ def _check_resident(manifest: Manifest) -> None:
     for table in manifest.flash.tables:
         del required[table.role]
     found = {tensor.role: tensor for tensor in manifest.resident}
-    coarse = {coarse_role(*key): format_name for key, format_name in manifest.unit_formats.items()}
     if len(found) != len(manifest.resident):
         raise ModelError(MANIFEST_FILE, "resident", "a list with a role twice", "distinct roles")
     for role in required:
@@ -423,10 +415,7 @@ def _check_resident(manifest: Manifest) -> None:
                 MANIFEST_FILE, f"resident[{index}]", f"{_short(tensor.role)} {list(tensor.shape)}", expected
             )
         known = plugins.names("coldpress.runtime.quantization")
-        if coarse.get(tensor.role, tensor.format) != tensor.format:
-            expected = f"{coarse[tensor.role]}, as its units on flash have"
-            raise ModelError(MANIFEST_FILE, f"resident[{index}].format", str(tensor.format), expected)
-        if tensor.format is not None and tensor.role not in coarse and tensor.format not in known:
+        if tensor.format is not None and tensor.format not in known:
             raise ModelError(MANIFEST_FILE, f"resident[{index}].format", tensor.format, f"one of {', '.join(known)}")
         if tensor.format is not None and len(tensor.shape) != 2:
             raise ModelError(MANIFEST_FILE, f"resident[{index}].format", tensor.format, "null, as it is not a matrix")

@@ -11,19 +11,12 @@ import numpy as np
 
 from coldpress.runtime import plugins
 from coldpress.runtime.quantization import Format
-from coldpress.runtime.quantization._groups import GROUP, groups
-from coldpress.runtime.quantization._planes import planes_of, unit_planes
 from coldpress.schemas.families import (
-    FamilyName,
     FormatName,
     UnitFormat,
-    layers_of,
-    num_units,
     resident_names,
     resident_roles,
     slice_formats,
-    slice_length,
-    slices,
 )
 from coldpress.schemas.layout import SelectorArray
 from coldpress.schemas.manifest import Manifest
@@ -44,35 +37,14 @@ Shapes = dict[str, tuple[int, ...]]
 """Role -> shape of its values."""
 
 
-def nbytes(name: UnitFormat, length: int) -> int:
-    """Bytes of `length` values in a format; in that of several slices, each has an equal share of the values."""
-    names = slice_formats(name)
-    return sum(_format(one).nbytes(length // len(names)) for one in names)
+def nbytes(name: FormatName, length: int) -> int:
+    """Bytes of `length` values in a format."""
+    return plugins.load("coldpress.runtime.quantization", Format, name).nbytes(length)
 
 
 def unit_nbytes(name: UnitFormat, lengths: Sequence[int]) -> int:
-    """Bytes of a unit on flash whose slices have these numbers of values: in a format in planes, of the refinement."""
-    names = slice_formats(name, len(lengths))
-    return sum(_format(one).unit_nbytes(length) for one, length in zip(names, lengths, strict=True))
-
-
-def _format(name: FormatName) -> Format:
-    return plugins.load("coldpress.runtime.quantization", Format, name)
-
-
-def coarse_role(layer: int, family: FamilyName) -> str:
-    return f"layers.{layer}.{family}.coarse"
-
-
-def coarse_shape(family: FamilyName, spec: ModelSpec) -> tuple[int, int]:
-    """Returns the number of units, and the values of one, each slice with the padding of its last group."""
-    return num_units(family, spec), sum(GROUP * groups(slice_length(piece, spec)) for piece in slices(family, spec))
-
-
-def coarse_bytes(family: FamilyName, spec: ModelSpec, name: UnitFormat) -> int:
-    """Returns the bytes of a family's coarse planes in one layer; 0 in a format without planes."""
-    units, length = coarse_shape(family, spec)
-    return units * nbytes(name, length) if unit_planes(name) else 0
+    """Bytes of a unit whose slices have these numbers of values."""
+    return sum(map(nbytes, slice_formats(name, len(lengths)), lengths))
 
 
 def layout_bytes(layout: Layout) -> int:
@@ -133,9 +105,6 @@ def model_tensors(manifest: Manifest) -> tuple[Shapes, Shapes]:
             required[f"{prefix}{name}.weight"] = role_shape(spec, f"{prefix}{name}.weight")
         if spec.attention_sinks:
             required[f"{prefix}attention.sinks"] = role_shape(spec, f"{prefix}attention.sinks")
-        for entry in manifest.families:
-            if planes_of(entry.format) and layer in layers_of(entry.family, spec):
-                required[coarse_role(layer, entry.family)] = coarse_shape(entry.family, spec)
         has_experts = spec.of_layer(layer).is_mixture
         of_experts = [f"{prefix}{name}.bias" for role in MLP_ROLES * has_experts for name in matrices(role, spec)]
         optional |= {role: role_shape(spec, role) for role in of_experts}

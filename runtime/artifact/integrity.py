@@ -19,7 +19,6 @@ from coldpress.runtime.artifact.contents import nbytes
 from coldpress.runtime.artifact.errors import DAMAGED, DigestError, HiddenDataError, NonFiniteError, short
 from coldpress.runtime.artifact.reader import Artifact
 from coldpress.runtime.quantization import Format
-from coldpress.runtime.quantization._planes import planes_of
 from coldpress.schemas.errors import CorruptPageError
 from coldpress.schemas.families import slice_formats, slice_length
 from coldpress.schemas.layout import Section
@@ -129,16 +128,15 @@ def _check_padding(artifact: Artifact, offset: int, block: np.ndarray) -> None:
 
 
 def _check_units(artifact: Artifact, section: Section, family: FamilyFormat) -> None:
-    """Requires that every unit decodes to finite numbers. A refinement does, whatever its bits: scales are resident. A
-    section of several layers interleaves their units, all `unit_bytes` long, so that they split like one layer's."""
-    if planes_of(family.format):
-        return
-    widths = [nbytes(family.format, slice_length(piece, artifact.manifest.model)) for piece in family.slices]
+    """Requires that every unit decodes to finite numbers. A section of several layers interleaves their units, all
+    `unit_bytes` long, so that they split like one layer's."""
+    names = slice_formats(section.format or family.format, len(family.slices))
+    lengths = [slice_length(piece, artifact.manifest.model) for piece in family.slices]
     for units in _slices_of(artifact, section.offset_bytes, section.length_bytes, section.unit_bytes):
-        left = 0
-        for width in widths:
-            _check_codes(FLASH_FILE, section.name, units[:, left : left + width], family.format)
-            left += width
+        stop = 0
+        for name, length in zip(names, lengths, strict=True):
+            start, stop = stop, stop + nbytes(name, length)
+            _check_codes(FLASH_FILE, section.name, units[:, start:stop], name)
 
 
 def _slices_of(artifact: Artifact, start: int, length: int, size: int) -> Iterator[np.ndarray]:
@@ -152,10 +150,7 @@ def _slices_of(artifact: Artifact, start: int, length: int, size: int) -> Iterat
 def _check_resident(artifact: Artifact) -> None:
     for tensor in artifact.manifest.resident:
         if tensor.format is not None:
-            codes, stop = artifact.resident[tensor.role], 0
-            for name in slice_formats(tensor.format):
-                start, stop = stop, stop + nbytes(name, tensor.shape[-1] // len(slice_formats(tensor.format)))
-                _check_matrix(RESIDENT_FILE, tensor.role, codes[:, start:stop], name)
+            _check_matrix(RESIDENT_FILE, tensor.role, artifact.resident[tensor.role], tensor.format)
 
 
 def _check_predictors(artifact: Artifact) -> None:

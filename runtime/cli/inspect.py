@@ -7,7 +7,6 @@ import os
 from collections import Counter
 from typing import Any
 
-from coldpress.runtime.artifact.contents import coarse_bytes
 from coldpress.runtime.artifact.experts import load_curve
 from coldpress.runtime.artifact.reader import Artifact
 from coldpress.runtime.plan.bookkeeping import bookkeeping_bytes
@@ -70,7 +69,6 @@ def _family(manifest: Manifest, entry: FamilyFormat) -> dict[str, Any]:
         "layers_per_section": max(len(section.layers) for section in sections),
         "num_units": sum(section.num_units * len(section.layers) for section in sections),
         "total_bytes": sum(section.length_bytes for section in sections),
-        "coarse_bytes": sum(coarse_bytes(entry.family, manifest.model, name) for name in formats.values()),
         "other_formats": {str(layer): name for layer, name in formats.items() if name != entry.format},
     }
 
@@ -135,7 +133,7 @@ def _read_by_row(entry: dict[str, Any]) -> str:
 
 
 def _family_rows(families: list[dict[str, Any]]) -> list[tuple[str, ...]]:
-    head = ("family", "format", "units", "unit bytes", "layers", "total", "coarse in DRAM", "a unit is")
+    head = ("family", "format", "units", "unit bytes", "layers", "total", "a unit is")
     return [head] + [
         (
             entry["family"],
@@ -144,7 +142,6 @@ def _family_rows(families: list[dict[str, Any]]) -> list[tuple[str, ...]]:
             str(entry["unit_bytes"]),
             str(entry["layers_per_section"]),
             show_bytes(entry["total_bytes"]),
-            show_bytes(entry["coarse_bytes"]) if entry["coarse_bytes"] else "-",
             ", ".join(entry["slices"]),
         )
         for entry in families

@@ -17,8 +17,6 @@ from coldpress.runtime.artifact.contents import nbytes
 from coldpress.runtime.decoder.tokens import Tokens
 from coldpress.runtime.kernels import FEW_TOKENS, matmul, mlp, rows
 from coldpress.runtime.kernels.activations import ActivationFormat
-from coldpress.runtime.kernels.planes import Coarse, join_units
-from coldpress.runtime.quantization._planes import unit_planes
 from coldpress.runtime.store.dense import in_range
 from coldpress.runtime.store.facts import Key
 from coldpress.runtime.store.request import Batch
@@ -49,15 +47,6 @@ class Units:
     _layouts: dict[int, tuple["Inner", mlp.Layout]] = field(
         default_factory=dict[int, tuple["Inner", mlp.Layout]], compare=False
     )
-
-    @property
-    def is_coarse(self) -> bool:
-        return unit_planes(self.format) is not None
-
-    @property
-    def inner_roles(self) -> list[MatrixRole]:
-        """The matrices whose rows the units hold, which give the inner activation."""
-        return [role for role in self.parts if role != "down_proj"]
 
     def layout(self, inner: "Inner") -> mlp.Layout:
         """Returns the units' layout as the kernel takes it, cached by `inner`, which is one object per layer."""
@@ -102,11 +91,6 @@ class Block(Protocol):
     @property
     def ids(self) -> np.ndarray:
         """Unit ids, int32 [K]."""
-        ...
-
-    @property
-    def is_coarse(self) -> bool:
-        """Whether these are coarse planes only."""
         ...
 
     def some(self, chosen_K: np.ndarray) -> "Block":
@@ -196,10 +180,6 @@ class StreamedBlock:
     own_TK: np.ndarray | None = None
     """bool: which units each token uses; None for all. `axpy` adds nothing of unused units."""
 
-    @property
-    def is_coarse(self) -> bool:
-        return self.units.is_coarse
-
     def some(self, chosen_K: np.ndarray) -> "StreamedBlock":
         if chosen_K.all():
             return self
@@ -243,12 +223,6 @@ class SlotBlock:
     units: Units
     own_TK: np.ndarray | None = None
     """bool: which units each token uses; None for all. For unused units `dot` returns 0, and `axpy` skips them."""
-    coarse: "CoarseUnits | None" = None
-    """The coarse planes of all units of the family, if `memory` has refinements."""
-
-    @property
-    def is_coarse(self) -> bool:
-        return self.units.is_coarse
 
     def some(self, chosen_K: np.ndarray) -> "SlotBlock":
         own_TK = None if self.own_TK is None else self.own_TK[:, chosen_K]
@@ -269,11 +243,8 @@ class SlotBlock:
         for token, c in enumerate(c_TK):
             own = WHOLE if self.own_TK is None else self.own_TK[token]
             place = self.memory, self.slots[own], offset, length, fmt
-            y_TN[token] = rows.axpy_rows(*place, c[own], coarse=self._planes(own))
+            y_TN[token] = rows.axpy_rows(*place, c[own])
         return y_TN
-
-    def _planes(self, own: slice | np.ndarray) -> Coarse | None:
-        return None if self.coarse is None else self.coarse.of(self.ids[own])
 
     def mlp(self, inner: Inner, x_TN: np.ndarray, terms: Terms) -> np.ndarray:
         layout, kind = self.units.layout(inner), self.units.activations
@@ -281,7 +252,7 @@ class SlotBlock:
             factors = None if terms.factors_TK is None else np.ascontiguousarray(terms.factors_TK)
             own_terms = mlp.Terms(terms.gate_bias_K, terms.up_bias_K, factors)
             place = self.memory, self.slots, layout, np.ascontiguousarray(x_TN), own_terms
-            return mlp.mlp_rows_each(*place, activations=kind, coarse=self._planes(WHOLE))
+            return mlp.mlp_rows_each(*place, activations=kind)
         y_TN = np.empty_like(x_TN)
         for token, x in enumerate(x_TN):
             own = self.own_TK[token]
@@ -290,60 +261,22 @@ class SlotBlock:
             factors = None if terms.factors_TK is None else np.ascontiguousarray(terms.factors_TK[token, own])
             slots = self.slots[own]
             own_terms = mlp.Terms(gate_bias, up_bias, factors)
-            planes = self._planes(own)
-            y_TN[token] = mlp.mlp_rows(self.memory, slots, layout, x, own_terms, activations=kind, coarse=planes)
+            y_TN[token] = mlp.mlp_rows(self.memory, slots, layout, x, own_terms, activations=kind)
         return y_TN
 
 
-@dataclass(frozen=True)
-class CoarseUnits:
-    codes: np.ndarray
-    """uint8 [U, bytes of a unit's coarse plane]."""
-    units: Units
-    """The places of the slices' coarse planes; their format is the one in planes."""
-
-    def of(self, ids: np.ndarray) -> Coarse:
-        return Coarse(self.codes, np.ascontiguousarray(ids, np.int32), self.units.format)
-
-    def block(self, ids: np.ndarray) -> SlotBlock:
-        return SlotBlock(ids, ids, self.codes, self.units)
-
-    def joined(self, ids: np.ndarray, refinements: np.ndarray) -> np.ndarray:
-        """Returns the codes of units in the plain format, uint8 [K, unit_bytes], from refinements uint8 [K, bytes]."""
-        return join_units(self.of(ids), refinements, np.arange(ids.size, dtype=np.int32))
-
-    def rest(self, refined: Sequence[np.ndarray], experts_TE: np.ndarray | None) -> SlotBlock | StreamedBlock:
-        """Returns the coarse planes that tokens use: of all units but those that each of them refines, int32.
-        `experts_TE` bool [T, E]: in a mixture a token uses only units of its experts; None without experts."""
-        own_TU = np.ones((len(refined), len(self.codes)), bool)
-        if experts_TE is not None:
-            own_TU &= np.repeat(experts_TE, len(self.codes) // experts_TE.shape[1], axis=1)
-        for own_U, ids in zip(own_TU, refined, strict=True):
-            own_U[ids] = False
-        if len(refined) == 1:
-            return self.block(np.flatnonzero(own_TU[0]).astype(np.int32))
-        ids = np.arange(len(self.codes), dtype=np.int32)
-        if len(refined) <= FEW_TOKENS:
-            return replace(self.block(ids), own_TK=own_TU)
-        return StreamedBlock(ids, self.codes, self.units, own_TU)
-
-
-def chosen_blocks(
-    batches: Iterable[Batch], units: Units, used_TU: np.ndarray | None, coarse: CoarseUnits | None = None
-) -> Iterator[Block]:
+def chosen_blocks(batches: Iterable[Batch], units: Units, used_TU: np.ndarray | None) -> Iterator[Block]:
     """Yields units in memory as the kernels take them: in their slots for few tokens, else copied side by side.
 
     Args:
         used_TU: bool [T, num_units]: which token uses which unit; None for a single token, which uses all of them.
-        coarse: The family's coarse planes, if batches have refinements.
     """
     if used_TU is None or len(used_TU) <= FEW_TOKENS:
         for batch in batches:
             own_TK = None if used_TU is None else used_TU[:, batch.ids]
-            yield SlotBlock(batch.ids, batch.slots, batch.rows, units, own_TK, coarse)
+            yield SlotBlock(batch.ids, batch.slots, batch.rows, units, own_TK)
         return
-    for ids, stored in _side_by_side(batches):
-        codes = stored if coarse is None else coarse.joined(ids, stored)
+    for ids, codes in _side_by_side(batches):
         yield StreamedBlock(ids, codes, units, own_TK=used_TU[:, ids])
 
 

@@ -14,10 +14,9 @@ import numpy as np
 
 from coldpress.runtime import plugins
 from coldpress.runtime.arithmetic import rotary_tables
-from coldpress.runtime.artifact.contents import coarse_role
 from coldpress.runtime.artifact.reader import Artifact
 from coldpress.runtime.decoder.attention import Attention
-from coldpress.runtime.decoder.blocks import CoarseUnits, StreamedBlock, Sublayer, Units, chosen_blocks, units_of
+from coldpress.runtime.decoder.blocks import StreamedBlock, Sublayer, Units, chosen_blocks, units_of
 from coldpress.runtime.decoder.experts import Experts
 from coldpress.runtime.decoder.matrix import Resident
 from coldpress.runtime.decoder.mlp import Mlp
@@ -30,15 +29,14 @@ from coldpress.runtime.kernels.attention import soft_cap
 from coldpress.runtime.plan.kv_cache import kv_cache_bytes
 from coldpress.runtime.plan.memory import give_back_heap
 from coldpress.runtime.quantization import Format
-from coldpress.runtime.quantization._planes import unit_planes, whole_format
 from coldpress.runtime.routing import held_shares
 from coldpress.runtime.sparsity import Residency
 from coldpress.runtime.store.facts import Key, Purpose
 from coldpress.runtime.store.store import Store
-from coldpress.runtime.trace import NO_IDS
 from coldpress.schemas.errors import ColdpressError, DoesNotFitError
-from coldpress.schemas.families import FAMILIES, FamilyName, layers_of, num_units
+from coldpress.schemas.families import FAMILIES, FamilyName, UnitFormat, layers_of, num_units
 from coldpress.schemas.layout import KvCacheFormat
+from coldpress.schemas.manifest import Manifest
 from coldpress.schemas.model import ModelSpec, RotaryKind, placed_norms
 
 PREFILL_CHUNK_TOKENS = 256
@@ -98,11 +96,8 @@ class Decoder:
         """
         self.spec: ModelSpec = artifact.manifest.model
         self._store, self._selection, self._activations = store, selection, activations
-        self._units: dict[str, Units] = {
-            entry.family: units_of(whole_format(entry.format), entry.slices, self.spec, activations)
-            for entry in artifact.manifest.families
-        }
-        self._coarse = _coarse_planes(artifact, activations)
+        self._families = tuple(entry.family for entry in artifact.manifest.families)
+        self._units = _units(artifact.manifest, activations)
         resident = Resident(artifact.resident, artifact.manifest.resident, activations)
         tables = artifact.manifest.flash.tables
         self._row_format = plugins.load("coldpress.runtime.quantization", Format, tables[0].format) if tables else None
@@ -128,11 +123,10 @@ class Decoder:
         return new_cache(self.spec, context_length, self._kv_cache)
 
     def _make_layer(self, layer: int, resident: Resident) -> _Layer:
-        attention = Attention(layer, self.spec, tuple(self._units), resident)
-        coarse = {family: planes for (of_layer, family), planes in self._coarse.items() if of_layer == layer}
-        own, families = self.spec.of_layer(layer), tuple(self._units)
-        having = tuple(family for family in families if layer in layers_of(family, self.spec))
-        mlp = (Experts if own.is_mixture else Mlp)(layer, own, having, resident, coarse)
+        attention = Attention(layer, self.spec, self._families, resident)
+        own = self.spec.of_layer(layer)
+        having = tuple(family for family in self._families if layer in layers_of(family, self.spec))
+        mlp = (Experts if own.is_mixture else Mlp)(layer, own, having, resident)
         blocks = list[_Block]()
         for sublayer, names in zip((attention, mlp), placed_norms(self.spec), strict=True):
             before, after = (norm_of(f"layers.{layer}.{n}", self.spec, resident) if n else None for n in names)
@@ -322,21 +316,6 @@ class Decoder:
         self._caches[0].length = length
 
     @property
-    def has_coarse(self) -> bool:
-        return bool(self._coarse)
-
-    def decode_coarse(self, token: int) -> np.ndarray:
-        """Appends one token by coarse planes alone and returns its logits, float32 [V]; reads no unit and counts none.
-
-        The coarse model writes the keys and values, so the caller takes them back (`roll_back`).
-
-        Raises:
-            ColdpressError: as `prefill`.
-        """
-        spans = [Span(self._caches[0], 1)]
-        return self._logits(self._forward(np.array([token]), spans, self._coarse_layer))[0]
-
-    @property
     def sees_residency(self) -> bool:
         """Tells whether the choice of units depends on which units are in DRAM."""
         return self._selection.sees_residency
@@ -434,28 +413,12 @@ class Decoder:
                 ids, used_TU = union(chosen, residency.present.size)
                 # units in memory come first, so the kernels run while the rest is read
                 batches = self._store.submit(key, ids, _kept(ids, used_TU, tokens.num_kept))
-                coarse, came = self._coarse.get(key), list[np.ndarray]()
-                for units in chosen_blocks(batches, self._units[key[1]], used_TU, coarse):
+                for units in chosen_blocks(batches, self._units[key], used_TU):
                     work.add(key, units)
-                    if used_TU is None:
-                        came.append(units.ids)
-                if coarse and not tokens.is_dense:  # a single token also refines what its reads bring
-                    refined = chosen if used_TU is not None else [np.concatenate([NO_IDS, *came])]
-                    work.add(key, coarse.rest(refined, work.experts))
                 inputs[key[1]] = h_TN
             x_TN = x_TN + block.out_of(work.result())
         if self._store.ahead.enabled:  # only now, so that guessed reads do not delay this layer's own
             self._store.ahead.layer_done(layer.number, inputs, self._choose)
-        return x_TN
-
-    def _coarse_layer(self, layer: _Layer, x_TN: np.ndarray, tokens: Tokens) -> np.ndarray:
-        entering_TN = x_TN
-        for block in layer.blocks:
-            work = block.sublayer.begin(block.into(entering_TN if layer.parallel else x_TN), tokens)
-            for key in block.sublayer.requests:
-                work.signal(key)
-                work.add(key, self._coarse[key].rest([NO_IDS] * len(x_TN), work.experts))
-            x_TN = x_TN + block.out_of(work.result())
         return x_TN
 
     def _prefill_layer(self, layer: _Layer, x_TN: np.ndarray, tokens: Tokens) -> np.ndarray:
@@ -465,10 +428,8 @@ class Decoder:
             work = block.sublayer.begin(block.into(entering_TN if layer.parallel else x_TN), tokens)
             for key in block.sublayer.requests:
                 work.signal(key)  # prepares the sums; the dense pass makes no choice from the signal
-                coarse = self._coarse.get(key)
-                for ids, stored in self._store.stream(key, self._used(key, work.experts)):
-                    codes = coarse.joined(ids, stored) if coarse else stored
-                    work.add(key, StreamedBlock(ids, codes, self._units[key[1]]))
+                for ids, codes in self._store.stream(key, self._used(key, work.experts)):
+                    work.add(key, StreamedBlock(ids, codes, self._units[key]))
             x_TN = x_TN + block.out_of(work.result())
         return x_TN
 
@@ -525,19 +486,14 @@ class Decoder:
                 )
 
 
-def _coarse_planes(artifact: Artifact, activations: ActivationFormat) -> dict[Key, CoarseUnits]:
-    found: dict[Key, CoarseUnits] = {}
-    manifest = artifact.manifest
+def _units(manifest: Manifest, activations: ActivationFormat) -> dict[Key, Units]:
+    """Returns the layout of each layer's units; layers with one format share it."""
     slices_of = {entry.family: entry.slices for entry in manifest.families}
-    units: dict[tuple[str, str], Units] = {}
-    for key, name in manifest.unit_formats.items():
-        if unit_planes(name) is None:
-            continue
-        kind = key[1], name
-        if kind not in units:
-            units[kind] = units_of(name, slices_of[key[1]], manifest.model, activations)
-        found[key] = CoarseUnits(artifact.resident[coarse_role(*key)], units[kind])
-    return found
+    shared: dict[tuple[FamilyName, UnitFormat], Units] = {}
+    for (_, family), name in manifest.unit_formats.items():
+        if (family, name) not in shared:
+            shared[family, name] = units_of(name, slices_of[family], manifest.model, activations)
+    return {(layer, family): shared[family, name] for (layer, family), name in manifest.unit_formats.items()}
 
 
 def _kept(ids: np.ndarray, used_TU: np.ndarray | None, num_kept: int | None) -> np.ndarray | None:

@@ -7,13 +7,13 @@ entry of the inner activation is multiplied by its expert's weight. Shape letter
 intermediate_size, K units of a block, E experts, U units of a family, the units of one expert after those of another.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from coldpress.runtime.arithmetic import activation, sigmoid, up_activation
-from coldpress.runtime.decoder.blocks import WHOLE, Block, CoarseUnits, StreamedBlock, Terms
+from coldpress.runtime.decoder.blocks import WHOLE, Block, StreamedBlock, Terms
 from coldpress.runtime.decoder.matrix import Matrix, Resident
 from coldpress.runtime.decoder.mlp import Mlp, checked_families, held_roles, inner_of
 from coldpress.runtime.decoder.tokens import Prior, Tokens
@@ -30,15 +30,8 @@ OF_ALL = dict[MatrixRole, np.ndarray]
 class Experts:
     """One layer's router and resident experts' matrices, and the families whose units come in blocks."""
 
-    def __init__(
-        self,
-        layer: int,
-        spec: ModelSpec,
-        families: tuple[str, ...],
-        resident: Resident,
-        coarse: Mapping[str, CoarseUnits] | None = None,
-    ) -> None:
-        """Takes the resident matrices of `layer`, and the coarse planes of families whose units have them.
+    def __init__(self, layer: int, spec: ModelSpec, families: tuple[str, ...], resident: Resident) -> None:
+        """Takes the resident matrices of `layer`.
 
         Raises:
             ArtifactError: if there is no way to compute experts from these families.
@@ -47,8 +40,6 @@ class Experts:
         self._layer, self._spec, (self.inner,) = layer, spec, inner
         self._router = router_of(spec, resident.optional_vector(f"layers.{layer}.router.correction"))
         self.form = inner_of(self.inner.signal, spec)
-        self._coarse = (coarse or {}).get(self.inner.name)
-        self._down_only = replace(self.form, gate=None, up=None)
         self.intermediate_size = spec.intermediate_size
         self._routing = resident.matrix(f"layers.{layer}.router")
         self._matrices: dict[MatrixRole, list[Matrix]] = {
@@ -107,10 +98,8 @@ class Experts:
     def inner_signal(
         self, x_TN: np.ndarray, known: OF_ALL, chosen_TE: np.ndarray, weights_TE: np.ndarray
     ) -> np.ndarray:
-        """Returns the signal of the inner family's selector, float32 [T, n]; with planes, as `Mlp.inner_signal`."""
+        """Returns the signal of the inner family's selector, float32 [T, n]."""
         kind, values_TEF = self.inner.signal, np.float32(1)
-        if kind == "mlp_input" and self._coarse is not None:
-            kind, known = self.inner.activity, self._coarse_outputs(x_TN, chosen_TE)
         if kind == "mlp_input":
             return x_TN
         if kind != "mlp_up":
@@ -124,16 +113,6 @@ class Experts:
             values_TEF = values_TEF * weights_TE[..., None]
         return values_TEF.reshape(len(x_TN), -1)
 
-    def _coarse_outputs(self, x_TN: np.ndarray, chosen_TE: np.ndarray) -> OF_ALL:
-        assert self._coarse is not None
-        size = self.intermediate_size
-        found: OF_ALL = {role: self.beginning(role, chosen_TE) for role in self._coarse.units.inner_roles}
-        for expert in np.flatnonzero(chosen_TE.any(axis=0)).tolist():
-            units, own = np.arange(expert * size, (expert + 1) * size, dtype=np.int32), chosen_TE[:, expert]
-            for role, outputs in found.items():
-                outputs[own, expert] += self._coarse.block(units).dot(role, np.ascontiguousarray(x_TN[own]))
-        return found
-
     def beginning(self, role: MatrixRole, chosen_TE: np.ndarray) -> np.ndarray:
         """Returns the biases of gate or up for the experts that tokens use, float32 [T, E, F], 0 for others."""
         found_TEF = np.zeros((*chosen_TE.shape, self.intermediate_size), np.float32)
@@ -146,8 +125,6 @@ class Experts:
     ) -> np.ndarray:
         """Computes what units of the inner family contribute to the output of the tokens `own`, float32 [n, N]."""
         x_TN, ids = np.ascontiguousarray(x_TN[own]), block.ids
-        if block.is_coarse and self.inner.signal == "mlp_input":  # gate and up have been multiplied for the signal
-            return block.mlp(self._down_only, x_TN, Terms(None, None, _some(signal, own, ids)))
         biases = self._bias_of(self.form.gate, ids), self._bias_of(self.form.up, ids)
         return block.mlp(self.form, x_TN, Terms(*biases, self.factors(signal, weights_TE, ids, own)))
 

@@ -6,13 +6,12 @@ is resident. Mixtures of experts are in runtime/decoder/experts.py. Shape letter
 intermediate_size, K units of a block.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 
 import numpy as np
 
 from coldpress.runtime.arithmetic import activation, up_activation
-from coldpress.runtime.decoder.blocks import Block, CoarseUnits, ColumnSums, Inner, Terms, widths_of
+from coldpress.runtime.decoder.blocks import Block, ColumnSums, Inner, Terms, widths_of
 from coldpress.runtime.decoder.matrix import Matrix, Resident
 from coldpress.runtime.decoder.tokens import Prior, Tokens
 from coldpress.runtime.store.facts import Key
@@ -28,11 +27,10 @@ class Mlp:
         spec: ModelSpec,
         families: tuple[str, ...],
         resident: Resident,
-        coarse: Mapping[str, CoarseUnits] | None = None,
         name: str = "",
     ) -> None:
-        """Takes the resident matrices, the biases of `layer`, and the coarse planes of families whose units have them;
-        `name` ends in a dot if the tensors are not the layer's own but those of a part of it.
+        """Takes the resident matrices and biases of `layer`; `name` ends in a dot if the tensors are those of a part of
+        the layer.
 
         Raises:
             ArtifactError: if there is no way to compute an MLP from these families.
@@ -58,8 +56,6 @@ class Mlp:
             self._down = matrices["down_proj"]
         else:
             self.form = inner_of(self.inner.signal, spec)
-            self._coarse = (coarse or {}).get(self.inner.name)
-            self._down_only = replace(self.form, gate=None, up=None)
         self.requests = tuple((layer, family.name) for family in (*self._inputs, *inner))
         """The parts whose units each token requests, in order."""
 
@@ -75,16 +71,9 @@ class Mlp:
 
     def inner_signal(self, x_TN: np.ndarray, known: dict[MatrixRole, np.ndarray]) -> np.ndarray:
         """Returns the signal of the inner family's selector, float32 [T, n], from the input or the outputs of gate and
-        up.
-
-        With planes it is the family's activity, from coarse planes where the signal itself has no entry per unit.
-        """
+        up."""
         assert self.inner is not None
         kind = self.inner.signal
-        if kind == "mlp_input" and self._coarse is not None:
-            block = self._coarse.block(np.arange(len(self._coarse.codes), dtype=np.int32))
-            outputs = {role: self.with_bias(role, block.dot(role, x_TN)) for role in self._coarse.units.inner_roles}
-            return self._combine(outputs.get("gate_proj"), outputs["up_proj"])
         if kind == "mlp_input":
             return x_TN
         if kind == "mlp_up":
@@ -98,8 +87,6 @@ class Mlp:
         assert self.inner is not None
         ids = block.ids
         factors = None if self.inner.signal == "mlp_input" else signal[:, ids]
-        if factors is None and block.is_coarse:  # gate and up have been multiplied for the signal
-            return block.mlp(self._down_only, x_TN, Terms(None, None, signal[:, ids]))
         if not self._has_biases:
             return block.mlp(self.form, x_TN, Terms(None, None, factors))
         terms = Terms(self._bias_of(self.form.gate, ids), self._bias_of(self.form.up, ids), factors)

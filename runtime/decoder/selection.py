@@ -11,7 +11,6 @@ import numpy as np
 
 from coldpress.runtime import plugins
 from coldpress.runtime.artifact.reader import Artifact
-from coldpress.runtime.quantization._planes import planes_of
 from coldpress.runtime.routing import PACKAGE as ROUTING
 from coldpress.runtime.routing import Routing
 from coldpress.runtime.sparsity import Residency, Selector, sees_others, sees_residency
@@ -46,11 +45,6 @@ def _lacks(method: Selector[Any], manifest: Manifest) -> str | None:
         return f"cannot choose units of the family {foreign[0]}, which this artifact keeps on flash"
     if method.NEEDS_EXACT_ZEROS and not manifest.model.exact_zeros:
         return f"needs exact zeros, but the model's activation is {manifest.model.hidden_act}"
-    in_planes = [entry.family for entry in manifest.families if planes_of(entry.format)]
-    if in_planes and not (method.IN_PLANES or method.is_whole):
-        return f"leaves units out, but the units of {in_planes[0]} are in planes: they are refined or coarse"
-    if method.IN_PLANES and len(in_planes) < len(families):
-        return f"refines units in planes, but this artifact keeps {families[0]} in {manifest.families[0].format}"
     if method.NEEDS_PREDICTORS and not manifest.predictors:
         return "needs predictors, and this artifact has none"
     return None

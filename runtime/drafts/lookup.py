@@ -8,7 +8,7 @@ to the retrieval from text that LLM in a flash names (REST, He et al. 2023).
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 
-from coldpress.runtime.drafts import Checked, Draft, Propose
+from coldpress.runtime.drafts import Draft, Propose
 
 MOST, LEAST = 4, 2
 """Most and fewest tokens at the end of the text that are looked for."""
@@ -18,7 +18,7 @@ class Plugin(Draft):
     """Proposes from the text itself."""
 
     @contextmanager
-    def drafting(self, context_length: int, checked: Checked | None = None) -> Generator[Propose]:
+    def drafting(self, context_length: int) -> Generator[Propose]:
         yield _Index().propose
 
 
@@ -29,7 +29,7 @@ class _Index:
         self._ids: list[int] = []
         self._behind: dict[tuple[int, ...], int] = {}
 
-    def propose(self, ids: Sequence[int], count: int, least_chance: float = 0.0, /) -> list[int]:
+    def propose(self, ids: Sequence[int], count: int, /) -> list[int]:
         """Returns at most `count` tokens that followed; `ids` begin with the ids of the previous call."""
         for token in ids[len(self._ids) :]:
             # This token follows the runs that end before it, so they have a continuation from now on.

@@ -3,7 +3,7 @@
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 
-from coldpress.runtime.drafts import Checked, Draft, Propose
+from coldpress.runtime.drafts import Draft, Propose
 
 
 class Plugin(Draft):
@@ -12,9 +12,9 @@ class Plugin(Draft):
     PROPOSES = False
 
     @contextmanager
-    def drafting(self, context_length: int, checked: Checked | None = None) -> Generator[Propose]:
+    def drafting(self, context_length: int) -> Generator[Propose]:
         yield _nothing
 
 
-def _nothing(ids: Sequence[int], count: int, least_chance: float = 0.0, /) -> list[int]:
+def _nothing(ids: Sequence[int], count: int, /) -> list[int]:
     return []

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import numpy as np
 
 from coldpress.runtime.artifact.reader import Artifact
-from coldpress.runtime.drafts import Checked, Propose
+from coldpress.runtime.drafts import Propose
 from coldpress.runtime.generate.session import Session
 from coldpress.runtime.plan.budget import choose_plan
 from coldpress.runtime.text.tokenizer import TOKENIZER_FILE
@@ -29,7 +29,7 @@ class DraftModel:
         self.session = session
 
     @contextmanager
-    def drafting(self, context_length: int, checked: Checked | None = None) -> Generator[Propose]:
+    def drafting(self, context_length: int) -> Generator[Propose]:
         """Raises `ColdpressError` if the session is closed or busy, `DoesNotFitError` if its KV cache is too short."""
         planned = self.session.plan.context_length
         if context_length > planned:
@@ -50,7 +50,7 @@ class _Sequence:
         self._agreed = 0
         """The number of leading ids that are known to equal the run's."""
 
-    def propose(self, ids: Sequence[int], count: int, least_chance: float = 0.0, /) -> list[int]:
+    def propose(self, ids: Sequence[int], count: int, /) -> list[int]:
         """Drafts the next `count` tokens greedily; `ids` extend the ids of the previous call."""
         agreed = self._agreed
         while agreed < min(len(self._ids), len(ids) - 1) and self._ids[agreed] == ids[agreed]:

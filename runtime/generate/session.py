@@ -20,7 +20,7 @@ from coldpress.runtime.drafts import DRAFT_TOKENS, Draft, Drafting
 from coldpress.runtime.generate.choice import DEFAULT_FLASH, SIMULATED, choices, draft_of, make_flash
 from coldpress.runtime.generate.likelihood import Quality, sum_nll
 from coldpress.runtime.generate.sampling import Chooser, Sampling
-from coldpress.runtime.generate.speculation import Costs, Pass, Passes, check_draft_tokens, costs_of
+from coldpress.runtime.generate.speculation import Pass, Passes, check_draft_tokens
 from coldpress.runtime.generate.statistics import Timer, Token
 from coldpress.runtime.generate.token_ids import token_array
 from coldpress.runtime.kernels.activations import DEFAULT_ACTIVATIONS, ActivationFormat, activation_format
@@ -29,7 +29,6 @@ from coldpress.runtime.plan.memory import give_back_heap
 from coldpress.runtime.simulate import on_device
 from coldpress.runtime.store.clock import Clock
 from coldpress.runtime.store.facts import Observer
-from coldpress.runtime.store.resident import uses_all
 from coldpress.runtime.store.store import Store
 from coldpress.runtime.trace import Recorder
 from coldpress.schemas.device import DeviceProfile
@@ -111,7 +110,7 @@ class Session:
         if plan is None:
             settings = selector, cache, collapse, preload, kv_cache, routing
             plan, self._choose = choices(self.artifact.manifest, dram_budget_bytes, *settings)
-        self._known_costs, self._wanted_plan = dict[tuple[str, int, int], Costs](), plan
+        self._wanted_plan = plan
         watching = [*([recorder] if recorder else []), *observers, *self._clocks(plan, modelled or flash == SIMULATED)]
         self.store = Store(self.artifact, plan, make_flash(self.artifact, plan, flash), *watching)
         self.decoder = self._decoder(plan, activation_format(activations))
@@ -268,16 +267,13 @@ class Session:
             self.decoder.check_many()
         stop_ids = frozenset(() if ignore_eos else self.decoder.spec.eos_token_ids)
         context_length = len(prompt_ids) + max_new_tokens
-        with self._exclusive(), draft.drafting(context_length, self.decoder) as propose:
+        with self._exclusive(), draft.drafting(context_length) as propose:
             timer = self._start()
             self.decoder.begin(context_length)
             prompt = token_array(prompt_ids)
             ids, tokens = prompt.tolist(), list[Token]()
             chooser = Chooser(sampling or Sampling(), ids)
-            # which units the tokens of a pass share is known beforehand only where each uses all
-            computes = isinstance(draft, Draft) and draft.NEEDS_PLANES and uses_all(self.plan)
-            costs = self._costs(draft_tokens) if computes else None
-            passes = Passes(self.decoder, chooser, propose, draft_tokens, costs)
+            passes = Passes(self.decoder, chooser, propose, draft_tokens)
             with self.step, timer.prefill():
                 found = Pass((chooser.choose(self.decoder.prefill_last(prompt)),), 0)
             while True:
@@ -419,14 +415,6 @@ class Session:
                 same = now_bytes == before.dram_budget_bytes  # else the caller has resized the session meanwhile
                 plan = before if same else budget.refit(manifest, self._wanted_plan, now_bytes)
                 self.store.resize(self.artifact, plan)
-
-    def _costs(self, draft_tokens: int) -> Costs:
-        """Returns the costs of drafts that compute, which take half a second to find for a 7B: once for a budget."""
-        plan = self.plan
-        key = plan.name, plan.dram_budget_bytes, draft_tokens
-        if key not in self._known_costs:
-            self._known_costs[key] = costs_of(self.artifact, plan, draft_tokens)
-        return self._known_costs[key]
 
     def _start(self) -> Timer:
         """Starts a run with counters at zero; the first run's clock started when the session began to open."""

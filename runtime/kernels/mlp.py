@@ -11,7 +11,6 @@ import numpy as np
 
 from coldpress.runtime import _native
 from coldpress.runtime.kernels.activations import BITS, ActivationFormat
-from coldpress.runtime.kernels.planes import Coarse
 from coldpress.schemas.model import Activation
 
 
@@ -54,7 +53,6 @@ def mlp_rows(
     terms: Terms,
     num_threads: int = 0,
     activations: ActivationFormat = "fp32",
-    coarse: Coarse | None = None,
 ) -> np.ndarray:
     """Sums, over units, the inner activation times the down column: float32[length].
 
@@ -64,14 +62,13 @@ def mlp_rows(
         x: float32[length].
         num_threads: 0 for the process's default; no bit of the result depends on it.
         activations: format that x is rounded to first (runtime/kernels/activations.py).
-        coarse: coarse planes, if the store has refinements: the layout is that of the joined units.
 
     Raises:
         ValueError: if a slot, an offset, a length, the format or the activation is out of range.
         TypeError: if an array has another dtype or is not contiguous.
     """
     alone = Terms(terms.gate_bias, terms.up_bias, None if terms.factors is None else terms.factors[None])
-    return mlp_rows_each(store, slots, layout, x[None], alone, num_threads, activations, coarse)[0]
+    return mlp_rows_each(store, slots, layout, x[None], alone, num_threads, activations)[0]
 
 
 def mlp_rows_each(
@@ -82,7 +79,6 @@ def mlp_rows_each(
     terms: Terms,
     num_threads: int = 0,
     activations: ActivationFormat = "fp32",
-    coarse: Coarse | None = None,
 ) -> np.ndarray:
     """Computes `mlp_rows` for a few vectors with the same units, which are read once: float32[tokens, length].
 
@@ -107,6 +103,5 @@ def mlp_rows_each(
         out,
         num_threads,
         BITS[activations],
-        coarse,
     )
     return out

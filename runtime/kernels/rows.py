@@ -9,7 +9,6 @@ import numpy as np
 
 from coldpress.runtime import _native
 from coldpress.runtime.kernels.activations import BITS, ActivationFormat
-from coldpress.runtime.kernels.planes import Coarse
 
 
 def dot_rows(
@@ -48,10 +47,8 @@ def axpy_rows(
     fmt: str,
     coefficients: np.ndarray,
     num_threads: int = 0,
-    coarse: Coarse | None = None,
 ) -> np.ndarray:
-    """Sums coefficients[k], float32, times row k, in the order of k: float32[length]; all else is as in `dot_rows`.
-    With `coarse` planes the store has refinements: offset, length and format are those of the joined units."""
+    """Sums coefficients[k], float32, times row k, in the order of k: float32[length]; all else is as in `dot_rows`."""
     out = np.empty(length, np.float32)
-    _native.axpy_rows(store, slots, offset, length, fmt, coefficients, out, num_threads, coarse)
+    _native.axpy_rows(store, slots, offset, length, fmt, coefficients, out, num_threads)
     return out

@@ -11,9 +11,7 @@ from collections.abc import Collection, Iterable
 from coldpress.runtime.cache import CachePolicy
 from coldpress.runtime.extents import span_bytes
 from coldpress.runtime.plugins import load_class
-from coldpress.runtime.quantization._planes import unit_planes
 from coldpress.runtime.unit_numbers import number_type
-from coldpress.schemas.families import FormatName
 from coldpress.schemas.layout import RowTable, Section, SelectorArray
 from coldpress.schemas.manifest import Manifest
 from coldpress.schemas.model import ModelSpec
@@ -34,21 +32,13 @@ TOKEN_VOCABULARY_BYTES = 48
 """Per token of the vocabulary: logits, and float64 probabilities of the candidates of a draw."""
 
 
-JOINED_BYTES = 256 << 10
-"""Most bytes of units in planes that are joined at a time: 64 KiB in each of four threads."""
-
-
 def bookkeeping_bytes(manifest: Manifest) -> int:
     flash = manifest.flash
     arrays = [array for plan in manifest.plans for array in plan.arrays]
     caches = {plan.cache for plan in manifest.plans}
-    joined = max(
-        joined_bytes([section for section in flash.sections if section.family == entry.family], entry.format)
-        for entry in manifest.families
-    )
     rows = row_buffer_bytes(flash.tables, flash.page_bytes)
     num_pages = flash.size_bytes // flash.page_bytes
-    return counted_bytes(manifest.model, flash.sections, num_pages, arrays, caches, joined) + rows
+    return counted_bytes(manifest.model, flash.sections, num_pages, arrays, caches) + rows
 
 
 def row_buffer_bytes(tables: Iterable[RowTable], page_bytes: int) -> int:
@@ -61,27 +51,14 @@ def counted_bytes(
     num_pages: int,
     arrays: Iterable[SelectorArray],
     caches: Collection[str],
-    joined_bytes: int = 0,
 ) -> int:
-    """Returns the bytes of bookkeeping, counted from shapes, with the arrays and caches of all plans. `joined_bytes`
-    are as the function of this name returns them."""
+    """Returns the bytes of bookkeeping, counted from shapes, with the arrays and caches of all plans."""
     sections = tuple(sections)
     parts = sum(len(section.layers) for section in sections)
     tables = CHECKSUM_BYTES * num_pages + sum(array.num_bytes for array in arrays)
     objects = RUN_BYTES + LAYER_BYTES * spec.num_hidden_layers + PART_BYTES * parts
     of_units = sum(unit_bytes(section, caches) for section in sections)
-    return tables + of_units + objects + token_bytes(spec, sections) + joined_bytes
-
-
-def joined_bytes(sections: Iterable[Section], format_name: FormatName) -> int:
-    """Returns the memory in which units in a format in planes are joined; 0 for a format without. `format_name` is that
-    of sections without a format of their own."""
-    largest = 0
-    for section in sections:
-        planes = unit_planes(section.format or format_name)
-        if planes is not None:
-            largest = max(largest, round(planes.joined_share * section.num_units * section.unit_bytes))
-    return min(JOINED_BYTES, largest)
+    return tables + of_units + objects + token_bytes(spec, sections)
 
 
 def unit_bytes(section: Section, caches: Collection[str]) -> int:

@@ -20,6 +20,8 @@ class Format(PluginBase):
     least twice the error of small real models (docs/experiments/checks.md)."""
     MAX_WEIGHT_ERROR: ClassVar[float]
     """Norm of a tensor's rounding error, as a share of the tensor's norm, above which `quantize` warns."""
+    MULTIPLE: ClassVar[int] = 1
+    """A slice's number of values is a multiple of this."""
     SCALE_SIGNS: ClassVar[tuple[int, ...]] = ()
     """Signs of a scale that a search must try: (1, -1) if one side has one more level, (1,) if levels are symmetric, ()
     in a format without scales."""
@@ -27,10 +29,6 @@ class Format(PluginBase):
     @abstractmethod
     def nbytes(self, length: int) -> int:
         """Bytes of one slice of `length` values."""
-
-    def unit_nbytes(self, length: int) -> int:
-        """Bytes that a unit on flash has of one slice of `length` values: all, but in a format in planes."""
-        return self.nbytes(length)
 
     @abstractmethod
     def encode(self, values: np.ndarray) -> np.ndarray:

@@ -80,11 +80,6 @@ class Selector(plugins.PluginBase, Generic[OptionsT]):
     """True if the selector only works for models whose activation is exactly zero for part of its inputs."""
     EXACT: ClassVar[bool] = False
     """True if the units that the selector leaves out would add exactly nothing."""
-    IN_PLANES: ClassVar[bool] = False
-    """True if units that are not chosen are coarser instead of missing: the selector needs a format in planes
-    (runtime/quantization), and sees the activity of every family (schemas/families.py)."""
-    DENSITY: ClassVar[float | None] = None
-    """The density where neither the user nor a search names one; None for that of the budget."""
     MISSED_SHARE: ClassVar[float] = 0.0
     """Share of the active units that the selector may miss; distillation leaves out this share, too."""
     SEES_RESIDENCY: ClassVar[bool] = False
@@ -158,7 +153,7 @@ class Selector(plugins.PluginBase, Generic[OptionsT]):
 
     def select(self, signal: np.ndarray, arrays: Mapping[str, np.ndarray], residency: Residency) -> np.ndarray:
         """Chooses the units that one token uses: ids, int32, distinct, ascending. `signal` is the family's
-        (schemas/families.py), float32 [n], or with IN_PLANES its activity; the selector must not change it."""
+        (schemas/families.py), float32 [n]; the selector must not change it."""
         return self.select_many(signal[None], arrays)[0].nonzero()[0].astype(np.int32)
 
     def select_among(

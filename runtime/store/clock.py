@@ -52,7 +52,7 @@ class Clock(Observer):
 
     def follow(self, manifest: Manifest, plan: Plan) -> None:
         self._flash = manifest.device.flash.issuing(plan.queue_depth)
-        self._weights = chosen_from(manifest, plan)
+        self._weights = chosen_from(manifest)
         self._seconds_before = seconds_before(manifest, plan) if plan.preload_buffer_bytes else {}
 
     def start(self) -> None:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from coldpress.runtime.artifact.contents import nbytes
-from coldpress.runtime.quantization._groups import GROUP
+from coldpress.runtime.quantization._mixed import VALUES
 from coldpress.schemas.device import DeviceProfile
 from coldpress.schemas.families import JOINT, UnitFormat, slice_formats
 from coldpress.schemas.figure import Figure
@@ -32,8 +32,6 @@ class Weights(NamedTuple):
     format: UnitFormat
     num_bytes: int
     """Bytes of all units that a token may use: in a mixture, those of the experts that its router picks."""
-    passed: float = 1.0
-    """Bytes that products pass for each of these bytes: above 1 where they are joined with coarse planes."""
 
 
 class Arrival(NamedTuple):
@@ -116,7 +114,7 @@ def weight_seconds(device: DeviceProfile, name: UnitFormat | None, num_bytes: fl
         density: Share of a matrix's rows that they are. Rates between the profile's densities are interpolated.
     """
     if name is not None and JOINT in name:
-        sizes = [(one, nbytes(one, GROUP)) for one in slice_formats(name)]
+        sizes = [(one, nbytes(one, VALUES)) for one in slice_formats(name)]
         each = num_bytes / sum(size for _, size in sizes)
         return math.fsum(weight_seconds(device, one, each * size, density) for one, size in sizes)
     rates = () if device.compute is None else device.compute.rates.value
@@ -190,8 +188,8 @@ def request_work(
     """
     deciding_s = deciding_seconds(device, read_bytes > 0)
     density = (ready_bytes + read_bytes) / weights.num_bytes if weights.num_bytes else 1.0
-    ready_s = weight_seconds(device, weights.format, weights.passed * ready_bytes, density)
-    read_s = weight_seconds(device, weights.format, weights.passed * read_bytes, density)
+    ready_s = weight_seconds(device, weights.format, ready_bytes, density)
+    read_s = weight_seconds(device, weights.format, read_bytes, density)
     used_s = read_s + copy_seconds(device, kept_bytes)
     early_share, portion_s = early.num_bytes / max(1, read_bytes), _stated(device.compute and device.compute.portion_s)
     arriving_s = (1 - early_share) * used_s + num_portions * portion_s

@@ -1,7 +1,6 @@
 """Counts the DRAM bytes, by format, that every token reads besides its units.
 
 Half the KV cache is the mean over a full context. In a mixture only the resident experts that a token uses count.
-Coarse planes count, unless every unit is used: each is then joined with its refinement, and counts there.
 """
 
 import math
@@ -12,7 +11,6 @@ from typing import Protocol
 from coldpress.runtime.artifact.contents import layout_bytes, nbytes, resident_tensors
 from coldpress.runtime.plan.budget import holds_tables
 from coldpress.runtime.plugins import load
-from coldpress.runtime.quantization._planes import unit_planes
 from coldpress.runtime.sparsity import Selector
 from coldpress.runtime.store import computing
 from coldpress.schemas.device import flash_seconds
@@ -53,9 +51,7 @@ def computed_bytes(manifest: Manifest, plan: Plan) -> Bytes:
     mlp = {name for layer in layers for role in MLP_ROLES for name in _named(layer, role, spec)}
     found: Bytes = Counter()
     for role, (format_name, size) in sizes.items():
-        if role.endswith(".coarse"):
-            found[format_name] += 0 if uses_all(plan) else round(used_share(WHOLE_MLP, spec) * size)
-        elif role not in mlp and role not in looked_up_roles(spec):
+        if role not in mlp and role not in looked_up_roles(spec):
             found[format_name] += size
     for layer in layers:
         found += _multiplied_bytes(sizes, spec, layer, MLP_ROLES)
@@ -124,35 +120,16 @@ def scored_bytes(spec: ModelSpec, predictors: Iterable[HasRank]) -> Bytes:
     return total
 
 
-def draft_seconds(manifest: Manifest, plan: Plan) -> float:
-    """Returns the seconds of a token by the coarse planes of all units, without any request."""
-    coarse: Bytes = Counter()
-    for role, (format_name, size) in _sizes(manifest).items():
-        if role.endswith(".coarse") and uses_all(plan):
-            coarse[format_name] += round(used_share(WHOLE_MLP, manifest.model) * size)
-    return token_seconds(manifest, plan) + computing.dense_seconds(manifest.device, coarse)
-
-
-def chosen_from(manifest: Manifest, plan: Plan) -> dict[tuple[int, FamilyName], computing.Weights]:
+def chosen_from(manifest: Manifest) -> dict[tuple[int, FamilyName], computing.Weights]:
     formats = manifest.unit_formats
     return {
-        (layer, section.family): multiplied(
+        (layer, section.family): computing.Weights(
             formats[layer, section.family],
             round(used_share(section.family, manifest.model) * section.num_units * section.unit_bytes),
-            uses_all=uses_all(plan),
         )
         for section in manifest.flash.sections
         for layer in section.layers
     }
-
-
-def multiplied(name: UnitFormat, num_bytes: int, *, uses_all: bool) -> computing.Weights:
-    """Returns units as products pass them: those in planes are joined with their coarse planes where every one is
-    used, and multiplied beside them where some are."""
-    planes = unit_planes(name)
-    if planes is None or not uses_all:
-        return computing.Weights(name, num_bytes)
-    return computing.Weights(planes.whole.name(), num_bytes, planes.joined_share)
 
 
 def uses_all(plan: Plan) -> bool:

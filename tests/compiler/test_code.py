@@ -246,6 +246,6 @@ def test_kernels_that_a_selector_runs_while_it_is_fitted_are_in_the_digest(metho
     ran = {name.removeprefix(f"{root}/") for name in called if name.startswith(root)}
     assert any(name.startswith("coldpress/runtime/sparsity/") for name in ran)
     kernels = {name for name in ran if name.startswith("coldpress/runtime/kernels/")}
-    assert bool(kernels) == (method in ("flash", "refine"))
+    assert bool(kernels) == (method == "flash")
     plugins = {**resolve({}).plugins(), "coldpress.runtime.sparsity": (method,)}
     assert kernels <= names("allocate", code_digest.ROOT, plugins)

@@ -26,11 +26,7 @@ from tests.support.models import write_model
 from tests.support.product import arrays_of, reading_of
 from tests.support.tiny import tiny_spec
 
-METHODS = [
-    name
-    for name in plugins.names("coldpress.runtime.sparsity")
-    if not plugins.load("coldpress.runtime.sparsity", Selector, name).IN_PLANES  # masks cannot show what is coarser
-]
+METHODS = plugins.names("coldpress.runtime.sparsity")
 TOKENS = np.random.default_rng(8).integers(0, 384, (2, 20)).astype(np.int32)
 SLOTS_SHARE = 0.3
 

@@ -12,19 +12,12 @@ from transformers import AutoModelForCausalLM
 
 from coldpress.compiler.activity.calibration_pass import PassConfig, count_activity
 from coldpress.compiler.activity.forward import LayerStream
-from coldpress.compiler.activity.in_planes import InPlanes
 from coldpress.compiler.activity.layer_counts import Activity, countable_families, exact_families
-from coldpress.compiler.activity.rounded import Rounded, RoundedKeys
-from coldpress.compiler.checkpoint.tensors import read_role
+from coldpress.compiler.activity.rounded import RoundedKeys
 from coldpress.compiler.io import Workspace, load_arrays
-from coldpress.compiler.quality import gains, passes, trace
+from coldpress.compiler.quality import passes, trace
 from coldpress.compiler.quality.trace import rounded
-from coldpress.compiler.quality.variants import (
-    CACHED_DENSITIES,
-    DENSITIES,
-    REFINED_DENSITIES,
-    RESIDENT_SHARES,
-)
+from coldpress.compiler.quality.variants import CACHED_DENSITIES, DENSITIES, RESIDENT_SHARES
 from coldpress.compiler.stages import allocate, explore, gram, ingest, quantize
 from coldpress.compiler.stages.allocate import AllocateConfig
 from coldpress.compiler.stages.allocate._quality import Floor, least_density, ratio_at
@@ -34,7 +27,6 @@ from coldpress.compiler.stages.ingest import IngestConfig
 from coldpress.compiler.stages.quantize import QuantizeConfig
 from coldpress.runtime.plugins import load, names
 from coldpress.runtime.quantization import Format
-from coldpress.runtime.quantization._planes import planes_of, whole_format
 from coldpress.runtime.sparsity import flash
 from coldpress.schemas.activations import Activations
 from coldpress.schemas.corpus import SPLITS, Corpus, Split
@@ -147,15 +139,11 @@ def test_every_candidate_has_a_curve_or_a_reason(curves: Curves) -> None:
     least = {"gate": 1 / 3, "cats": 1 / 3, "up": 1 / 3, "glu": 2 / 3}  # of the MLP, what stays in DRAM
     for curve in curves.curves:
         measured = DENSITIES if curve.resident_share is None else CACHED_DENSITIES
-        measured = measured if curve.format is None else (*REFINED_DENSITIES, 1.0)
         reached = tuple(density for density in measured if density > least.get(curve.method, 0))
         assert tuple(point.density for point in curve.points) == reached
     for method in ("flash", "dip_ca"):
         assert tuple(curve.resident_share for curve in curves.of(method)) == RESIDENT_SHARES
-    every = set(names("coldpress.runtime.quantization"))
-    planes = {name for name in every if planes_of(name)}
-    assert {loss.format for loss in curves.formats} == every - planes
-    assert {curve.format for curve in curves.of("refine")} == planes
+    assert {loss.format for loss in curves.formats} == set(names("coldpress.runtime.quantization"))
 
 
 def test_a_model_with_exact_zeros_has_further_candidates(corpus: Corpus, tmp_path: Path) -> None:
@@ -165,34 +153,6 @@ def test_a_model_with_exact_zeros_has_further_candidates(corpus: Corpus, tmp_pat
     assert "predictor_tolerance" in reasons["predictor"]
     (capped,) = curves.of("fatrelu")
     assert capped.points[-1].mean_kld < 1e-9, "more units than are nonzero"
-
-
-def test_a_draft_is_accepted_where_coarse_planes_choose_what_both_do(model: Model, curves: Curves) -> None:
-    tokens, stream = TOKENS["validation"][:2], LayerStream(model)
-    assert {entry.format for entry in curves.drafts} == {"int4_2_2", "int4_3_1", "int8_4_4"}
-    for entry in curves.drafts:
-        coarse = InPlanes(stream, entry.format, ("neuron",), coarse_alone=True).last_hidden(tokens)
-        both = Rounded(stream, entry.format, families=("neuron",)).last_hidden(tokens)
-        same = (
-            (stream.head(coarse).argmax(-1) == stream.head(both).argmax(-1))
-            .double()
-            .numpy()
-            .reshape(8, -1)
-            .mean(axis=1)
-        )
-        assert entry.acceptance == pytest.approx(same.mean(), abs=1e-9)
-        assert entry.acceptance_error == pytest.approx(same.std(ddof=1) / math.sqrt(8), abs=1e-9)
-    assert curves.drafts[0].acceptance < curves.drafts[2].acceptance, "two bits against four"
-
-
-def test_without_drafts_none_is_measured(corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And none of a mixture, where the tokens of a pass read other experts each."""
-    monkeypatch.setattr(explore, "candidates", lambda *_: ("dense",))
-    small = ingested(tmp_path / "small", num_hidden_layers=2)
-    assert explored(small, corpus, tmp_path / "off", draft="off").drafts == ()
-    assert [entry.format for entry in explored(small, corpus, tmp_path / "on").drafts] != []
-    mixture = ingested(tmp_path / "mixture", num_hidden_layers=2, model_type="mixtral")
-    assert explored(mixture, corpus, tmp_path / "of mixture").drafts == ()
 
 
 def test_narrower_formats_lose_more(curves: Curves) -> None:
@@ -296,7 +256,7 @@ def test_a_run_that_was_interrupted_goes_on(
         explored(model, corpus, tmp_path)
     ends.append(-1)
     again = explored(model, corpus, tmp_path)
-    assert len(measured) == len(few.curves) + len(few.formats) + len(few.heads) + len(few.drafts)
+    assert len(measured) == len(few.curves) + len(few.formats) + len(few.heads)
     assert again.model_copy(update={"trace": few.trace}) == few
     assert again.trace.sha256 == few.trace.sha256
 
@@ -307,35 +267,20 @@ def test_threads_change_nothing(model: Model, corpus: Corpus, few: Curves, tmp_p
     assert other.trace.sha256 == few.trace.sha256
 
 
-def test_what_is_refined_loses_less_than_what_is_left_out(curves: Curves) -> None:
-    """With every unit refined it loses what the plain format does."""
-    plain = {loss.format: loss.mean_kld for loss in curves.formats}
-    for curve in curves.of("refine"):
-        planes = planes_of(curve.format or "")
-        assert planes is not None
-        losses = [point.mean_kld for point in curve.points]
-        assert losses[-1] == plain[planes.WHOLE]
-        assert losses[0] > losses[-1]
-    by_format = {curve.format: curve.points[0].mean_kld for curve in curves.of("refine")}
-    assert by_format["int8_4_4"] < by_format["int4_3_1"] < by_format["int4_2_2"]
-
-
 def lost_by_codes(model: Model, corpus: Corpus, format_name: str, folder: Path) -> float:
-    """The divergence of transformers' own model with the codes that `quantize` stores by algorithm=nested: on the whole
-    validation text, or in planes on its first two blocks."""
+    """The divergence of transformers' own model with the codes that `quantize` stores by algorithm=gptq, on the whole
+    validation text."""
     sparsity, layers = tiny_sparsity(model, "dense", format_name), tuple(range(model.spec.num_hidden_layers))
     grams = gram.run(GramConfig(), model, corpus, sparsity, Workspace(folder / "gram", "test"), 1)
-    config, work = QuantizeConfig(algorithm="nested"), Workspace(folder / "codes", "test")
+    config, work = QuantizeConfig(algorithm="gptq"), Workspace(folder / "codes", "test")
     source = AutoModelForCausalLM.from_pretrained(Path(model.tensors["norm.weight"].file).resolve().parent).eval()
-    ids, planes = torch.from_numpy(TOKENS["validation"].astype(np.int64)), planes_of(format_name)
-    ids = ids[:2] if planes else ids
-    codec = load("coldpress.runtime.quantization", Format, whole_format(format_name))
+    ids = torch.from_numpy(TOKENS["validation"].astype(np.int64))
+    codec = load("coldpress.runtime.quantization", Format, format_name)
     with torch.no_grad():
         whole = source(ids).logits.log_softmax(-1)
         for layer in quantize.run(config, model, sparsity, layers, work, grams).layers:
             arrays, block = load_arrays(layer.arrays), source.model.layers[layer.layer]
             units = arrays["units.neuron"]
-            units = planes.join(arrays["neuron.coarse"], units) if planes else units
             gate, up, down = (codec.decode(np.ascontiguousarray(part), 64) for part in np.split(units, 3, axis=1))
             for module, values in ((block.mlp.gate_proj, gate), (block.mlp.up_proj, up), (block.mlp.down_proj, down.T)):
                 module.weight.copy_(torch.from_numpy(values))
@@ -347,63 +292,15 @@ def lost_by_codes(model: Model, corpus: Corpus, format_name: str, folder: Path) 
 
 
 def test_codes_are_those_of_the_build(corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of formats, and of units in planes that are all refined; Gram matrices do not stay on disk."""
+    """Gram matrices do not stay on disk."""
     model = ingested(tmp_path, num_hidden_layers=2)
-    monkeypatch.setattr(explore, "candidates", lambda *_: ("refine",))
-    nearest, nested = (explored(model, corpus, tmp_path / name, algorithm=name) for name in ("rtn", "nested"))
-    losses = {loss.format: loss.mean_kld for loss in nested.formats}
-    losses |= {curve.format: curve.points[-1].mean_kld for curve in nested.curves}
-    for name in ("int3_group32", "int4_group32", "int4_2_2"):
+    monkeypatch.setattr(explore, "candidates", lambda *_: ("dense",))
+    losses = {
+        loss.format: loss.mean_kld for loss in explored(model, corpus, tmp_path / "gptq", algorithm="gptq").formats
+    }
+    for name in ("int3_group32", "int4_group32"):
         assert losses[name] == pytest.approx(lost_by_codes(model, corpus, name, tmp_path / name), rel=1e-3), name
-    assert losses["int4_2_2"] != pytest.approx(losses["int4_group32"], rel=1e-2), "nested, not the plain format's"
-    for plain, better in zip(nearest.curves, nested.curves, strict=True):
-        assert [point.density for point in better.points] == [point.density for point in plain.points]
-        assert better.points[0].mean_kld < plain.points[0].mean_kld
-    assert not list((tmp_path / "nested" / "explore" / "gram").glob("*.safetensors"))
-
-
-def test_a_curve_in_planes_includes_its_format(model: Model, tmp_path: Path) -> None:
-    known = curves_of(model, tmp_path, {"refine": {0.1: 1.08, 0.5: 1.06, 1.0: 1.05}}, {"int4_group32": 1.05})
-    (curve,) = known.curves
-    known = known.model_copy(update={"curves": (curve.model_copy(update={"format": "int4_2_2"}),)})
-    floor = Floor(known, 1.071)
-    assert floor.ratio("refine", "int4_2_2", 0.1) == pytest.approx(1.08)
-    assert floor.ratio("refine", "int4_2_2", 1.0) == pytest.approx(1.05)
-    assert floor.least_density("refine", "int4_2_2") == pytest.approx(0.3)
-    assert floor.least_density("refine", "int4_3_1") is None, "not measured in this format"
-    assert floor.why_unexplored("refine", "int4_2_2") is None
-    assert "lack it in int4_3_1; explore=whole measures it" in str(floor.why_unexplored("refine", "int4_3_1"))
-    assert floor.formats(("int4_2_2", "int4_group32")) == ("int4_2_2", "int4_group32")
-    assert Floor(known, 1.01).formats(("int4_2_2", "int4_group32")) == ("int4_2_2", "int4_group32"), "equally good"
-
-
-def test_units_in_planes_are_searched_beside_others(model: Model, activations: Activations, tmp_path: Path) -> None:
-    """A selector that refines is judged in planes, every other one in plain formats."""
-    curves = curves_of(model, tmp_path, {"refine": {0.1: 1.01, 1.0: 1.0}, "topk": {0.3: 1.2, 0.9: 1.0}}, {"fp16": 1.0})
-    (refine, topk) = curves.curves
-    in_planes = tuple(refine.model_copy(update={"format": name}) for name in ("int4_2_2", "int8_4_4"))
-    curves = curves.model_copy(update={"curves": (*in_planes, topk)})
-
-    def tried(**settings: Any) -> dict[str, Any]:
-        values: dict[str, Any] = {
-            "method": "auto",
-            "dram_budget": 1_000_000,
-            "context_length": 64,
-            "max_ppl_ratio": 1.05,
-        }
-        config = AllocateConfig(**values | {"format": "auto", "density_allocation": "uniform"} | settings)
-        work = Workspace(tmp_path / f"{settings}", "test")
-        found = allocate.run(config, model, activations, device_of(), work, curves=curves)
-        return {entry.method: entry for entry in found.tried}
-
-    found = tried()
-    assert (found["refine"].format, found["refine"].density) == ("int4_2_2", pytest.approx(0.1))
-    assert {planes_of(entry.format) for name, entry in found.items() if entry.format and name != "refine"} == {None}
-    named = tried(format="int8_4_4")
-    assert {name for name, entry in named.items() if entry.format} == {"dense", "refine"}
-    assert {entry.format for entry in named.values() if entry.format} == {"int8_4_4"}
-    plain = tried(format="int4_group32")
-    assert "refine" not in plain
+    assert not list((tmp_path / "gptq" / "explore" / "gram").glob("*.safetensors"))
 
 
 def curve_of(**ratios: float) -> Curve:
@@ -499,73 +396,3 @@ def test_curves_of_other_weights_are_refused(model: Model, activations: Activati
         allocate.run(config, model, activations, device_of(), Workspace(Path("nowhere"), "test"), curves=other)
     with pytest.raises(ColdpressError, match="give --curves, from explore"):
         allocate.run(config, model, activations, device_of(), Workspace(Path("nowhere"), "test"))
-
-
-# Layers
-
-
-MATRICES = ("gate_proj", "up_proj", "down_proj")
-
-
-def test_what_a_matrix_gains_is_what_the_model_loses_less(
-    monkeypatch: pytest.MonkeyPatch, model: Model, corpus: Corpus, tmp_path: Path
-) -> None:
-    """Against transformers' own model with weights that stand at the middles of what their low bits leave open."""
-    monkeypatch.setattr(explore, "candidates", lambda *_: ("refine", "dense"))
-    monkeypatch.setattr(gains, "REFINED_SHARE", 0.0)
-    (found,) = explored(model, corpus, tmp_path).layer_gains
-    assert (found.coarser, found.finer) == ("int4_2_2", "int4_3_1")
-    tokens = torch.from_numpy(TOKENS["validation"][:1].astype(np.int64))
-    folder = Path(model.tensors["norm.weight"].file).resolve().parent
-    expected = _log_probabilities(AutoModelForCausalLM.from_pretrained(folder).eval(), tokens)
-
-    def loss(finer: tuple[int, str] | None) -> float:
-        changed = AutoModelForCausalLM.from_pretrained(folder).eval()
-        for layer in range(LAYERS):
-            formats = {part: found.finer if (layer, part) == finer else found.coarser for part in MATRICES}
-            _put_coarse(changed.model.layers[layer], formats)
-        return float((expected.exp() * (expected - _log_probabilities(changed, tokens))).sum(-1).mean())
-
-    coarse = loss(None)
-    known = [[coarse - loss((layer, part)) for part in MATRICES] for layer in range(LAYERS)]
-    assert np.array(found.per_layer) == pytest.approx(np.array(known), rel=1e-3, abs=1e-7)
-    assert np.max(known) > 0
-
-
-def test_gains_are_those_with_the_largest_units_refined(model: Model) -> None:
-    """By the size of the inner activation, coarse, times the norm of the down column."""
-    choice = gains.largest(model, 0.25)
-    weights = read_role(model, "layers.1.down_proj.weight")
-    activity = np.random.default_rng(1).standard_normal((3, weights.shape[1])).astype(np.float32)
-    worth = np.abs(activity) * np.linalg.norm(weights, axis=0)
-    count = round(0.25 * weights.shape[1])
-    mask = choice.mask(1, "neuron", activity)
-    assert (mask.sum(axis=1) == count).all()
-    for own, chosen in zip(worth, mask, strict=True):
-        assert own[chosen].min() >= own[~chosen].max()
-
-
-def _log_probabilities(model: Any, tokens: torch.Tensor) -> torch.Tensor:
-    with torch.no_grad():
-        return torch.log_softmax(model(tokens).logits.double(), dim=-1)
-
-
-def _put_coarse(layer: Any, formats: dict[str, str]) -> None:
-    """Gives a layer the values of coarse planes in its MLP, and those of the plain format in its attention."""
-    planes = {part: load("coldpress.runtime.quantization", Format, name) for part, name in formats.items()}
-    parts = {part: (one, part == "down_proj") for part, one in planes.items()}
-    plain = load("coldpress.runtime.quantization", Format, whole_format(formats["up_proj"]))
-    parts |= dict.fromkeys(("q_proj", "k_proj", "v_proj", "o_proj"), (plain, False))
-    for part, (codec, by_column) in parts.items():
-        module = layer.mlp if hasattr(layer.mlp, part) else layer.self_attn
-        weight = getattr(module, part).weight
-        rows = np.ascontiguousarray((weight.T if by_column else weight).detach().numpy())
-        values = torch.from_numpy(codec.decode(codec.encode(rows), rows.shape[1]))
-        weight.data = (values.T if by_column else values).contiguous()
-
-
-def test_gains_are_measured_for_selectors_that_refine(
-    monkeypatch: pytest.MonkeyPatch, model: Model, corpus: Corpus, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(explore, "candidates", lambda *_: ("topk", "dense"))
-    assert explored(model, corpus, tmp_path).layer_gains == ()

@@ -112,11 +112,6 @@ CASES = {
         "Q4_0",
         {"ffn_down"},
     ),
-    "planes": (
-        Recipe(small_spec(**SPEC), method="dense", format="int4_2_2", layers_per_group=2),
-        "Q4_0",
-        {"ffn_down"},
-    ),
     "columns": (
         Recipe(small_spec(**SPEC), method="topk", format="int8_group32"),
         "Q8_0",

@@ -33,7 +33,7 @@ from tests.support.statistics import corpus_of_tokens, device_of
 RNG = np.random.default_rng(6)
 TOKENS: dict[Split, np.ndarray] = {split: RNG.integers(0, 384, (12, 32)).astype(np.int32) for split in SPLITS}
 NUM_TOKENS, FEW_TOKENS = 128, 64
-METHODS = ("dense", "dip", "dip_ca", "glu", "refine", "topk")
+METHODS = ("dense", "dip", "dip_ca", "glu", "topk")
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -151,14 +151,3 @@ def test_of_several_budgets_the_smallest_one_s_units_count(model, corpus, tmp_pa
         for name, chosen in (("few", few), ("all", every), ("both", with_ladder(every, [few])))
     }
     assert found["both"] == found["few"] != found["all"]
-
-
-def test_units_that_are_not_refined_are_inputs_all_the_same(model, corpus, tmp_path):
-    """They are multiplied by their coarse planes, so that rounding them has its price."""
-    refined = fitted(tiny_sparsity(model, "refine", "int4_2_2"), model.spec, tmp_path / "refine")
-    every = tiny_sparsity(model, "dense", "fp16")
-    digests = [
-        [layer.arrays.sha256 for layer in grams_of(model, corpus, sparsity, tmp_path / name, tokens=TOKENS).layers]
-        for name, sparsity in (("refined", refined), ("every", every))
-    ]
-    assert digests[0] == digests[1]

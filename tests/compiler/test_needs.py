@@ -116,14 +116,14 @@ def test_measuring_what_can_still_win_takes_less_than_half_of_measuring_all(tmp_
 
 def test_codes_by_gram_matrices_take_more_of_explore(tmp_path: Path) -> None:
     """The matrices of all layers lie on disk while it runs, and every pass with other codes corrects them anew."""
-    plain, nested = (
-        build_of(tmp_path / name, PROSE7M, more, algorithm=name) for name, more in (("rtn", ()), ("nested", ("gram",)))
+    plain, corrected = (
+        build_of(tmp_path / name, PROSE7M, more, algorithm=name) for name, more in (("rtn", ()), ("gptq", ("gram",)))
     )
-    found = [needs_of("explore", build) for build in (plain, nested)]
+    found = [needs_of("explore", build) for build in (plain, corrected)]
     assert found[1].disk_bytes - found[0].disk_bytes == 8 * 4 * (3 * 256**2 + 768**2)
     assert found[1].ram_bytes - found[0].ram_bytes >= 3 * 4 * 768**2
     passes = len(names("coldpress.runtime.quantization"))
-    assert found[1].runtime_s - found[0].runtime_s > passes * 8 * nested.correction_s
+    assert found[1].runtime_s - found[0].runtime_s > (passes - 1e-6) * 8 * corrected.correction_s
 
 
 def test_two_layers_of_a_1b(tmp_path: Path) -> None:

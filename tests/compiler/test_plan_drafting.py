@@ -8,14 +8,13 @@ import pytest
 from coldpress.compiler.io import save_arrays
 from coldpress.compiler.seconds import Setting, requests_of, token_seconds
 from coldpress.compiler.stages.plan.drafting import Replayed, gains, replayed
-from coldpress.runtime.drafts import DRAFT_TOKENS, Draft, lookup
+from coldpress.runtime.drafts import Draft, lookup
 from coldpress.runtime.plugins import load
 from coldpress.runtime.simulate import pass_seconds
 from coldpress.runtime.store.computing import FURTHER_SHARE
 from coldpress.schemas.corpus import Corpus, TokenBlocks
 from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.layout import placed_parts
-from coldpress.schemas.sparsity import Tried
 from tests.compiler.test_plan import check_layout, laid, records, whole_of, with_budget
 
 REPEATING = np.tile(np.arange(8, dtype=np.int32), (4, 16))
@@ -84,16 +83,6 @@ def test_a_single_block_says_which_number_is_best_and_no_error(reading, tmp_path
     assert "inf" not in found.made.choices[0].reasons[-1]
 
 
-def test_what_the_search_found_is_the_plan_s_draft(reading):
-    """Whatever validation text says about other drafts: `laid` gives a corpus without splits."""
-    model, sparsity, *rest = reading
-    tried = (Tried(method="dense", reason="fast", draft_tokens=3),)
-    given = (model, sparsity.model_copy(update={"tried": tried}), *rest)
-    for draft in (None, "auto"):
-        plan = laid(*given, draft=draft).plans[0]
-        assert (plan.draft, plan.draft_tokens) == ("coarse", 3)
-
-
 def test_a_named_draft_is_kept_with_the_best_number_and_off_says_nothing(reading, tmp_path):
     found = laid(*reading, corpus=corpus_of(tmp_path, DISTINCT), draft="lookup")
     assert found.plans[0].draft == "lookup"
@@ -108,18 +97,6 @@ def test_a_selector_that_sees_the_cache_refuses_a_named_draft(tmp_path):
     given = records(tmp_path, "dip_ca", num_hidden_layers=11)
     with pytest.raises(ColdpressError, match="draft=lookup was asked for, and dip_ca uses what is in DRAM"):
         laid(*given, draft="lookup")
-
-
-def test_a_selector_that_refines_keeps_a_named_draft_where_no_token_changes_what_the_next_one_uses(tmp_path):
-    model, sparsity, *rest = records(tmp_path, "refine", "int4_2_2", num_hidden_layers=11)
-    settled = (model, sparsity.model_copy(update={"options": {"use_read_units": False}}), *rest)
-    found = laid(*settled, cache="static", draft="coarse")
-    assert (found.plans[0].draft, found.plans[0].draft_tokens) == ("coarse", DRAFT_TOKENS)
-    assert "as given, not compared" in found.made.choices[0].reasons[-1]
-    assert laid(*settled, cache="static", draft="auto").plans[0].draft is None
-    for given, cache in ((settled, "lru"), ((model, sparsity, *rest), "static")):
-        with pytest.raises(ColdpressError, match=r"refine uses what is in DRAM, .* or cache=static"):
-            laid(*given, cache=cache, draft="coarse")
 
 
 def test_passes_are_those_of_a_run_that_is_followed_by_hand():

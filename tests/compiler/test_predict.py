@@ -11,7 +11,7 @@ from coldpress.compiler.activity.predictor_network import Weights
 from coldpress.compiler.io import load_arrays, save_arrays
 from coldpress.compiler.stages.predict import PredictConfig, ladder_ranks, run
 from coldpress.compiler.stages.predict import training as training
-from coldpress.runtime.plugins import load
+from coldpress.runtime.plugins import load, names
 from coldpress.runtime.quantization import Format
 from coldpress.runtime.sparsity import predictor
 from coldpress.schemas.activations import Activations
@@ -19,7 +19,7 @@ from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.families import FormatName
 from coldpress.schemas.model import Model, TensorSource
 from coldpress.schemas.predictors import Ladder, Ladders, Point
-from tests.support.methods import nothing_cached, plain_formats
+from tests.support.methods import nothing_cached
 from tests.support.statistics import activations_of, model_of, pack, sparsity_of, workspace
 
 LAYERS, HIDDEN, UNITS, TOKENS = 3, 32, 96, 1200
@@ -157,7 +157,7 @@ def test_skewed_layers_begin_with_smaller_predictors(setting: Setting) -> None:
     assert training.skewness(whole) == 1
 
 
-@pytest.mark.parametrize("format_name", plain_formats())
+@pytest.mark.parametrize("format_name", names("coldpress.runtime.quantization"))
 def test_the_runtime_s_selector_agrees(setting: Setting, format_name: FormatName) -> None:
     """The figures of the record are those of the stored codes with the stored threshold, token by token."""
     (ladder,) = setting.run(f"as-{format_name}", 1, format_name=format_name).layers
@@ -181,7 +181,7 @@ def test_the_runtime_s_selector_agrees(setting: Setting, format_name: FormatName
     assert (predicted & active).sum() / active.sum() == pytest.approx(found.recall, abs=0.01)
 
 
-@pytest.mark.parametrize("format_name", plain_formats())
+@pytest.mark.parametrize("format_name", names("coldpress.runtime.quantization"))
 def test_rounding_is_final(format_name: FormatName) -> None:
     """Weights that were chosen as they are stored are stored as they were chosen."""
     generator = torch.Generator().manual_seed(3)

@@ -10,24 +10,19 @@ from coldpress.compiler.stages import verify
 from coldpress.compiler.stages.verify import VerifyConfig
 from coldpress.runtime import plugins
 from coldpress.runtime.artifact.reader import open_artifact
-from coldpress.runtime.quantization._planes import planes_of
 from coldpress.runtime.sparsity import Selector
 from coldpress.schemas.corpus import Corpus
 from coldpress.schemas.package import Package
 from coldpress.schemas.predictors import Predictors
-from tests.support.methods import plain_formats, suits
 from tests.support.models import MIXTURES, MODEL_TYPES
 from tests.support.product import Case, Source, compiled, difference, has_attention, has_zeros_for, source_of
 
-METHODS = [name for name in plugins.names("coldpress.runtime.sparsity") if suits(name, "fp16")]
-"""A selector that refines is in tests/runtime/test_refine.py: the evaluation masks units, and none is missing."""
-FORMATS = plain_formats()
+METHODS, FORMATS = plugins.names("coldpress.runtime.sparsity"), plugins.names("coldpress.runtime.quantization")
 ONE_MLP = [name for name in MODEL_TYPES if name not in MIXTURES]
 CASES = [
     Case(ONE_MLP[number % len(ONE_MLP)], method, FORMATS[number % len(FORMATS)])
     for number, method in enumerate(METHODS)
 ]
-CASES += [Case("llama", "dense", name) for name in plugins.names("coldpress.runtime.quantization") if planes_of(name)]
 CASES += [
     Case(name, method, "int4_group32")
     for name in MIXTURES

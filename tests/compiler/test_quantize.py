@@ -9,11 +9,9 @@ from coldpress.compiler.cost_model import resident_bytes
 from coldpress.compiler.io import Workspace, load_arrays
 from coldpress.compiler.rounding import _weights
 from coldpress.compiler.rounding._weights import Algorithm
-from coldpress.compiler.rounding.nested import nested_codes
 from coldpress.compiler.stages.quantize import QuantizeConfig, _units, run
 from coldpress.runtime.plugins import load, names
 from coldpress.runtime.quantization import Format
-from coldpress.runtime.quantization._planes import planes_of, whole_format
 from coldpress.schemas.errors import CheckpointError, UnknownNameError
 from coldpress.schemas.families import FAMILIES, num_units, slice_length, slices
 from coldpress.schemas.model import role_shape
@@ -22,7 +20,6 @@ from tests.support.records import tiny_sparsity
 from tests.support.tiny import hashed, tensor_shapes, tiny_model, tiny_spec
 
 METHODS = ("dense", "relu", "predictor", "topk")
-PLANES = [name for name in names("coldpress.runtime.quantization") if planes_of(name)]
 
 
 def quantized(tmp_path, model, method="topk", format_name="fp16", layers=(0, 1), key="work"):
@@ -38,14 +35,11 @@ def test_a_unit_is_its_slices_one_after_another(tmp_path, method, format_name, g
     spec = tiny_spec(gated_mlp=gated)
     model = tiny_model(tmp_path / "model", spec)
     result = quantized(tmp_path, model, method, format_name)
-    planes = planes_of(format_name)
-    rounding = planes.whole if planes else load("coldpress.runtime.quantization", Format, format_name)
+    rounding = load("coldpress.runtime.quantization", Format, format_name)
     for layer in result.layers:
         arrays = load_arrays(layer.arrays)
         for family in families_of(method, spec):
             units = arrays[f"units.{family}"]
-            if planes:
-                units = planes.join(arrays[f"{family}.coarse"], units)
             start = 0
             for piece in slices(family, spec):
                 role = f"layers.{layer.layer}.{piece.role}.weight"
@@ -120,19 +114,14 @@ def test_resident_tensors_are_all_there_in_their_formats(tmp_path, method, forma
         stored |= {f"layers.{layer.layer}.{name}": array for name, array in load_arrays(layer.arrays).items()}
     flash = {piece.role for family in families_of(method, model.spec) for piece in slices(family, model.spec)}
     on_flash = {f"layers.{layer}.{role}.weight" for layer in (0, 1) for role in flash}
-    families = families_of(method, model.spec) if planes_of(format_name) else ()
-    coarse = {f"layers.{layer}.{family}.coarse" for layer in (0, 1) for family in families}
-    assert {tensor.role for tensor in tensors} == set(model.tensors) - on_flash | {"rotary.inv_freq"} | coarse
+    assert {tensor.role for tensor in tensors} == set(model.tensors) - on_flash | {"rotary.inv_freq"}
     formats = {tensor.role: tensor.format for tensor in tensors}
-    assert formats["layers.1.q_proj.weight"] == whole_format(format_name)
+    assert formats["layers.1.q_proj.weight"] == format_name
     assert formats["embed_tokens.weight"] == formats["lm_head.weight"]
     assert formats["embed_tokens.weight"] == ("fp16" if format_name == "fp16" else "int8_group32")
     assert formats["norm.weight"] is formats["layers.0.input_layernorm.weight"] is formats["rotary.inv_freq"] is None
     for tensor in tensors:
-        if tensor.role in coarse:
-            rows = load("coldpress.runtime.quantization", Format, tensor.format).nbytes(tensor.shape[-1])
-            assert stored[tensor.role].shape == (tensor.shape[0], rows)
-        elif tensor.format is not None:
+        if tensor.format is not None:
             weight = hashed(tensor.role, *tensor.shape) * np.float32(0.25)
             assert np.array_equal(
                 stored[tensor.role], load("coldpress.runtime.quantization", Format, tensor.format).encode(weight)
@@ -201,42 +190,3 @@ def test_a_tensor_that_the_format_ruins_is_named(tmp_path, caplog, format_name):
         _units._encode(rounding, weights, role, format_name)
     assert [record.getMessage().split()[2] for record in caplog.records] == ["tiny"]
     assert f"of its norm in {format_name}" in caplog.text
-
-
-@pytest.mark.parametrize("axis", ["row", "column"])
-@pytest.mark.parametrize("name", ["int4_2_2", "int4_3_1"])
-def test_nested_codes_make_the_coarse_plane_better_and_both_no_worse(name, axis):
-    """The loss is GPTQ's, on correlated inputs: a product's mean square error."""
-    rng, planes = np.random.default_rng(3), planes_of(name)
-    inputs = rng.standard_normal((600, 24)).astype(np.float32) @ rng.standard_normal((24, 96)).astype(np.float32)
-    inputs += rng.standard_normal((600, 96)).astype(np.float32)
-    matrix = rng.standard_normal((64, 96)).astype(np.float32)
-    slices_of = matrix if axis == "row" else np.ascontiguousarray(matrix.T)
-    weights = _weights.Weights(
-        *slices_of.shape, axis, lambda start, stop: slices_of[start:stop], gram=inputs.T @ inputs
-    )
-
-    def losses(codes):
-        one = planes.decode(planes.split(codes)[0], weights.length)
-        both = planes.whole.decode(codes, weights.length)
-        changes = [found - slices_of if axis == "row" else (found - slices_of).T for found in (one, both)]
-        return [float(np.square(inputs @ change.T).sum()) for change in changes]
-
-    plain, nested = losses(planes.whole.encode(slices_of)), losses(nested_codes(weights, planes))
-    assert nested[0] < 0.6 * plain[0]
-    assert nested[1] < 1.2 * plain[1]
-
-
-@pytest.mark.parametrize("name", PLANES)
-def test_nested_codes_are_the_nearest_where_inputs_are_independent(name):
-    """No input can then correct another one's error. Zeros stay zeros, and the last group is not whole."""
-    planes, values = planes_of(name), np.random.default_rng(4).standard_normal((5, 40)).astype(np.float32)
-    values[2] = 0
-    weights = _weights.Weights(5, 40, "row", lambda start, stop: values[start:stop], gram=np.eye(40, dtype=np.float32))
-    codes = nested_codes(weights, planes)
-    assert codes.shape == (5, planes.whole.nbytes(40))
-    decoded = planes.whole.decode(codes, 40)
-    assert not decoded[2].any()
-    scales = np.stack([planes.whole.scales(values[:, :32]), planes.whole.scales(values[:, 32:])], axis=1)
-    nearest = planes.whole.nearest(values, np.repeat(scales, 32, axis=1)[:, :40])
-    assert (np.abs(decoded - values) <= np.abs(nearest - values) + 1e-6).all()

@@ -34,7 +34,6 @@ from coldpress.runtime.artifact.integrity import verify_artifact
 from coldpress.runtime.artifact.reader import open_artifact
 from coldpress.runtime.profiles.devices import load_device
 from coldpress.schemas.activations import Activations
-from coldpress.schemas.curves import LayerGains
 from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.model import Model
 from tests.support.curves import curves_of
@@ -470,33 +469,6 @@ def test_only_measured_kinds_have_curves() -> None:
     assert none is None
     assert relu is reference.reference().exact_zeros
     assert smooth is reference.reference().smooth
-
-
-@pytest.mark.parametrize("matrices", [1, 3])
-@pytest.mark.parametrize(
-    ("layers", "expected"), [(3, (1.0, 2.0, 6.0)), (1, (2.0,)), (6, (1.0, 1.25, 1.75, 3.0, 5.0, 6.0))]
-)
-def test_a_matrix_gains_what_the_measured_model_gains_at_its_depth(
-    layers: int, expected: tuple[float, ...], matrices: int
-) -> None:
-    times = np.arange(1, matrices + 1)
-    per_layer = tuple(tuple((gain * times).tolist()) for gain in (1.0, 2.0, 6.0))
-    known = LayerGains(coarser="int4_2_2", finer="int4_3_1", per_layer=per_layer)
-    spec = model_of(layers).spec
-    found = reference.gains_of(known, spec)
-    assert np.array(found.rows) == pytest.approx(np.outer(expected, times))
-    without_gate = reference.gains_of(known, spec.model_copy(update={"gated_mlp": False}))
-    assert np.array(without_gate.rows) == pytest.approx(np.outer(expected, times[-2:]))
-    assert (found.coarser, found.finer) == (known.coarser, known.finer)
-
-
-@pytest.mark.parametrize("name", ["smooth", "exact_zeros"])
-def test_a_model_alone_has_the_drafts_and_gains_of_its_kind(tmp_path: Path, name: str) -> None:
-    kind: reference.Kind = getattr(reference.reference(), name)
-    curves = sources.curves_like(kind, model_of(LAYERS), tmp_path)
-    assert {found.format for found in curves.drafts} == {"int4_2_2", "int4_3_1", "int8_4_4"}
-    assert all(0.5 < found.acceptance <= 1 for found in curves.drafts)
-    assert [len(found.per_layer) for found in curves.layer_gains] == [LAYERS] * len(kind.layer_gains) != []
 
 
 def test_a_build_folder_of_other_weights_is_refused(tmp_path: Path) -> None:

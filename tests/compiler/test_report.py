@@ -91,27 +91,12 @@ def test_the_budget_is_divided_without_rest(tmp_path, method):
     assert all(size > 0 for size in parts.values())
 
 
-@pytest.mark.slow
-def test_units_in_planes_are_shown_as_refined(tmp_path):
-    """What DRAM holds of them by their high bits is a part of the budget: 10 bytes for 32 weights of the MLP."""
-    build = Build(tmp_path, method="refine", format_name="int4_2_2", budget_share=0.95)
-    parts = figures.budget_parts(build.model, build.sparsity, build.layout, build.plans)
-    assert sum(parts.values()) == build.plans.plans[0].dram_budget_bytes
-    assert parts["coarse planes"] == 2 * 72 * 3 * 2 * 10
-    _, html = report(build, tmp_path)
-    text = re.sub(r"\s+", " ", re.sub(r"<[^>]*>", " ", html))
-    assert "units refined" in text
-    assert "that a token refines, while the others compute with their coarse planes: as planned" in text
-    assert "neuron planned" in html
-    assert "neuron active" in html, "by layer, as calibration text has it"
-
-
 def test_accepted_drafts_are_shown_by_pass(build, usual, tmp_path):
     """In a chart, a sentence and metrics.json; a build without drafts has none of them."""
     found = tiny_verification(build.plans, build.package().manifest_sha256).model_copy(update={"drafts": (DRAFTS,)})
     metrics, html = report(build, tmp_path, verification=found)
     assert metrics.drafts == (DRAFTS,)
-    said = "drafts accepted 6 of 8 of coarse under plan default, 2.50 tokens per pass in 4 passes; the tokens are those"
+    said = "drafts accepted 6 of 8 of lookup under plan default, 2.50 tokens per pass in 4 passes; the tokens are those"
     assert said in shown(html)
     assert "Accepted drafts by pass" in html
     other = found.model_copy(update={"drafts": (DRAFTS.model_copy(update={"same_tokens": False}),)})

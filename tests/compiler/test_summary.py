@@ -254,7 +254,7 @@ def test_each_of_several_plans_has_a_line(folder: Path) -> None:
 
 def test_accepted_drafts_have_a_line(folder: Path) -> None:
     assert "drafts, " not in changed(folder)
-    said = "drafts, default   coarse: 6 of 8 accepted, 2.50 tokens per pass; the tokens are "
+    said = "drafts, default   lookup: 6 of 8 accepted, 2.50 tokens per pass; the tokens are "
     assert f"{said}those without drafts\n" in changed(folder, drafts=(DRAFTS,))
     other = DRAFTS.model_copy(update={"same_tokens": False})
     assert f"{said}not those without drafts\n" in changed(folder, drafts=(other,))

@@ -26,13 +26,6 @@ def lookup(tmp_path_factory):
     return made
 
 
-@pytest.fixture(scope="module")
-def coarse(tmp_path_factory):
-    made = Build(tmp_path_factory.mktemp("coarse"), format_name="int4_2_2", draft="coarse", **READING)
-    made.package()
-    return made
-
-
 def figures_of(build):
     """What `verify` finds of the only plan's drafts."""
     manifest = open_artifact(build.artifact).manifest
@@ -57,15 +50,11 @@ def check(build, found, name):
     assert sum(found.accepted) + len(found.accepted) == count - 1, "all tokens but the first"
 
 
-def test_drafts_of_coarse_planes_are_counted_pass_by_pass(coarse):
-    found = run(VerifyConfig(test_tokens=32), coarse.model, coarse.model, coarse.corpus, coarse.package())
+def test_drafts_are_counted_pass_by_pass(lookup):
+    found = run(VerifyConfig(test_tokens=32), lookup.model, lookup.model, lookup.corpus, lookup.package())
     assert len(found.drafts) == 1
-    check(coarse, found.drafts[0], "coarse")
-    assert found.drafts[0] == figures_of(coarse), "the same each time"
-
-
-def test_drafts_of_text_are_counted_too(lookup):
-    check(lookup, figures_of(lookup), "lookup")
+    check(lookup, found.drafts[0], "lookup")
+    assert found.drafts[0] == figures_of(lookup), "the same each time"
 
 
 def test_each_pass_has_its_own_accepted_drafts(lookup, monkeypatch):
@@ -90,20 +79,20 @@ def test_each_pass_has_its_own_accepted_drafts(lookup, monkeypatch):
 def telling(told):
     """A draft that proposes what it is told for each length of the text."""
 
-    def drafting(self, context_length, checked=None):
+    def drafting(self, context_length):
         return nullcontext(lambda ids, count: told.get(len(ids), [])[:count])
 
     return drafting
 
 
-def test_other_tokens_than_without_drafts_are_told(coarse, monkeypatch):
+def test_other_tokens_than_without_drafts_are_told(lookup, monkeypatch):
     real = plans._continued
 
     def other(folder, plan, prompt, draft):
         return real(folder, plan, prompt[:-1] if draft is None else prompt, draft)
 
     monkeypatch.setattr(plans, "_continued", other)
-    assert not figures_of(coarse).same_tokens
+    assert not figures_of(lookup).same_tokens
 
 
 def test_plans_that_do_not_draft_have_no_figures(tmp_path):

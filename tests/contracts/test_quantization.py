@@ -8,20 +8,30 @@ from coldpress.compiler.rounding import rtn
 from coldpress.compiler.rounding._weights import Weights
 from coldpress.runtime.plugins import load, names
 from coldpress.runtime.quantization import Format
-from coldpress.runtime.quantization._planes import planes_of
+from coldpress.runtime.quantization._ranges import RangeFormat
 from coldpress.schemas.errors import ColdpressError
 
 FORMATS = names("coldpress.runtime.quantization")
+IN_GROUPS = [
+    name for name in FORMATS if not isinstance(load("coldpress.runtime.quantization", Format, name), RangeFormat)
+]
+"""Formats whose groups have a scale, or nothing; those with steps and starts are in test_block_formats.py."""
 LENGTHS = [0, 1, 31, 32, 33, 64, 172, 4096]
-# the largest error of a value, as a share of the largest magnitude in its group
+# the largest error of a value, as a share of the largest magnitude in its group; a searched range cuts that one off
 STEP = {
     "fp16": 2**-11,
     "int8_group32": 0.51 / 127,
     "int4_group32": 1.01 / 8,
     "int3_group32": 1.01 / 4,
-    "int4_2_2": 2.51 / 8,
-    "int4_3_1": 1.51 / 8,
-    "int8_4_4": 8.51 / 127,
+    "iq4_nl": 17 / 127,
+    "q5_0": 1.01 / 16,
+    "q2_k": 1.2,
+    "q3_k": 0.8,
+    "q4_1": 0.5,
+    "q4_k": 0.5,
+    "q5_1": 0.25,
+    "q5_k": 0.25,
+    "q6_k": 0.1,
 }
 
 
@@ -85,8 +95,8 @@ def test_codes_taken_out_of_a_unit(fmt):
 
 
 def test_encoding_what_was_decoded_changes_nothing(fmt):
-    if planes_of(fmt.name()):
-        return  # its scales are those of the plain format, whose extremes the coarse plane does not have
+    if fmt.name() not in IN_GROUPS:
+        return  # a search may find another range, and headers of few digits hold it otherwise
     once = fmt.decode(fmt.encode(matrix(20, 172)), 172)
     assert np.abs(fmt.decode(fmt.encode(once), 172) - once).max() <= 1e-3 * np.abs(once).max()
 
@@ -96,8 +106,10 @@ def grouped(fmt, values: np.ndarray) -> np.ndarray:
     return np.stack([fmt.scales(values[:, start : start + 32]) for start in range(0, values.shape[1], 32)], axis=1)
 
 
+@pytest.mark.parametrize("name", IN_GROUPS)
 @pytest.mark.parametrize("length", [31, 64, 172])
-def test_codes_of_given_scales_say_the_nearest_values(fmt, length):
+def test_codes_of_given_scales_say_the_nearest_values(name, length):
+    fmt = load("coldpress.runtime.quantization", Format, name)
     values = matrix(6, length)
     values[0] = 0
     scales = grouped(fmt, values)
@@ -109,7 +121,9 @@ def test_codes_of_given_scales_say_the_nearest_values(fmt, length):
     assert np.abs(nearest - values).max() <= limit
 
 
-def test_no_neighbouring_value_is_nearer(fmt):
+@pytest.mark.parametrize("name", IN_GROUPS)
+def test_no_neighbouring_value_is_nearer(name):
+    fmt = load("coldpress.runtime.quantization", Format, name)
     values = matrix(3, 32, seed=5)
     scales = grouped(fmt, values)
     nearest = fmt.nearest(values, scales)
@@ -133,7 +147,7 @@ def test_magnitudes_below_float16_decode_to_finite_values(fmt, magnitude):
 
 
 def test_magnitudes_above_float16_are_refused(fmt):
-    values = np.full((1, 32), 1e8, np.float32)
+    values = np.full((1, 32), -1e12, np.float32)
     with pytest.raises(ColdpressError, match=rf"cannot encode in {name_of(fmt)}: found a value or scale of magnitude"):
         fmt.encode(values)
 
@@ -228,7 +242,7 @@ def test_whether_codes_are_finite_is_what_decoding_says(fmt):
     codes = np.random.default_rng(7).integers(0, 256, (300, fmt.nbytes(40)), dtype=np.uint8)
     with np.errstate(invalid="ignore", over="ignore"):
         expected = np.isfinite(fmt.decode(codes, 40)).all(axis=1)
-    assert 10 < expected.sum() < 290
+    assert 10 < expected.sum() < 299
     units = np.concatenate([codes, codes], axis=1)
     for number, one in enumerate(expected):
         assert fmt.finite(codes[number : number + 1]) == one

@@ -183,9 +183,9 @@ void check_functions(const Kernels& kernels) {
 }  // namespace
 
 int main() {
-    for (Format format : {Format::fp16, Format::int8_group32, Format::int4_group32, Format::int3_group32, Format::int4_2_2,
-                          Format::int4_3_1, Format::int8_4_4, Format::q4_k, Format::q4_1, Format::q6_k, Format::q5_k,
-                          Format::q5_0, Format::q5_1, Format::iq4_nl, Format::q3_k, Format::q2_k})
+    for (Format format : {Format::fp16, Format::int8_group32, Format::int4_group32, Format::int3_group32, Format::q4_k,
+                          Format::q4_1, Format::q6_k, Format::q5_k, Format::q5_0, Format::q5_1, Format::iq4_nl,
+                          Format::q3_k, Format::q2_k})
         for (int64_t count : {1, 4, 7, 9})
             for (int64_t length : {32, 72, 160, 768, 4096})
                 if (block_values(format) == kBlock || length % block_values(format) == 0)

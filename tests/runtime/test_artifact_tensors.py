@@ -101,13 +101,13 @@ def test_a_tensor_of_another_shape_or_type_is_refused(path):
 @pytest.mark.parametrize(("entry", "value"), [(0, -1.0), (2, -1.0), (3, 5.0), (3, -0.5)])
 def test_what_a_selector_keeps_out_of_its_bounds_is_refused(tmp_path, entry, value):
     spec = small_spec(num_hidden_layers=2, intermediate_size=64)
-    path = build_artifact(tmp_path / "a", Recipe(spec=spec, method="refine", format="int4_2_2")).path
+    path = build_artifact(tmp_path / "a", Recipe(spec=spec, method="flash")).path
 
     def change(arrays):
-        arrays["selector.0.1.neuron.read_units"][entry] = value
+        arrays["selector.0.1.mlp_in.read_units"][entry] = value
 
     change_arrays(path, "tables.safetensors", change)
-    refuse(path, errors.TableError, "selector.0.1.neuron.read_units", f"{value:g}", "0 to 1")
+    refuse(path, errors.TableError, "selector.0.1.mlp_in.read_units", f"{value:g}", "0 to 1")
 
 
 def cached_pages(path):

@@ -172,8 +172,8 @@ def test_where_what_is_in_memory_never_changes_each_token_uses_its_own_units(met
     ("method", "options", "cache"),
     [
         ("dip_ca", {}, "lru"),
-        ("refine", {"use_read_units": False}, "lru"),
-        ("refine", {}, "static"),
+        ("flash", {"use_read_units": False}, "lru"),
+        ("flash", {}, "static"),
         ("topk", {"use_read_units": True}, "lru"),
         ("predictor", {"use_read_units": True}, "lru"),
     ],

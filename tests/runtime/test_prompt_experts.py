@@ -111,12 +111,11 @@ def test_every_unit_of_these_experts_arrives_once(mixture):
 
 
 @pytest.mark.parametrize("scattered", [False, True])
-@pytest.mark.parametrize("method", ["dense", "topk", "refine"])
+@pytest.mark.parametrize("method", ["dense", "topk"])
 def test_bits_depend_on_nothing_but_the_prompt(tmp_path, method, scattered):
     """Not on prompts that share the pass, on the budget, nor on what is in DRAM."""
-    families = ("neuron",) if method == "refine" else ("mlp_in", "mlp_mid")
     options = {"method": method, "pinned_share": 0, "slots_share": 0.1}
-    recipe = recipe_of(families, **options)
+    recipe = recipe_of(("mlp_in", "mlp_mid"), **options)
     recipe = replace(recipe, order=None) if scattered else recipe
     built = build_artifact(tmp_path / "a", recipe)
     prompts = [tokens_of(count, seed=count) for count in (1, FEW_TOKENS + 9, 7, 90)]

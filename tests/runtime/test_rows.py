@@ -200,7 +200,7 @@ def test_the_whole_artifact_passes(built):
         (lambda flash: flash["tables"][0].update(num_rows=961), SectionError, ("tables[0].num_rows", "961", "960")),
         (lambda flash: flash["tables"][0].update(row_bytes=130), SectionError, ("tables[0].row_bytes", "130", "128")),
         (lambda flash: flash["tables"][0].update(offset_bytes=0), SectionError, ("tables[0].offset_bytes",)),
-        (lambda flash: flash["tables"][0].update(format="int4_2_2"), SectionError, ("tables[0].format", "int4_2_2")),
+        (lambda flash: flash["tables"][0].update(format="int4"), SectionError, ("tables[0].format", "int4")),
         (lambda flash: flash["tables"].append(flash["tables"][0]), SectionError, ("tables[1].role", "no more")),
     ],
 )

@@ -3,7 +3,6 @@
 import itertools
 import re
 from contextlib import contextmanager
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,17 +13,16 @@ from coldpress.runtime.decoder.selection import Selection
 from coldpress.runtime.drafts import Draft, lookup
 from coldpress.runtime.generate.choice import choose_plan as choose_among
 from coldpress.runtime.generate.draft_model import DraftModel, beside_draft
-from coldpress.runtime.generate.sampling import Chooser, Sampling
+from coldpress.runtime.generate.sampling import Sampling
 from coldpress.runtime.generate.session import Session
-from coldpress.runtime.generate.speculation import Costs, Passes, costs_of
+from coldpress.runtime.generate.speculation import Passes
 from coldpress.runtime.generate.statistics import Drafted, drafted
 from coldpress.runtime.plan.budget import choose_plan, fixed_bytes, whole_bytes
 from coldpress.runtime.plugins import load, names
-from coldpress.runtime.quantization import Format
 from coldpress.runtime.simulate import simulate
 from coldpress.runtime.trace import Recorder, load_trace
 from coldpress.schemas.errors import ColdpressError, DoesNotFitError
-from coldpress.schemas.layout import Plan, placed_parts
+from coldpress.schemas.layout import Plan
 from tests.runtime.test_generate import DECISIONS
 from tests.support.artifacts import Recipe, build_artifact, change_manifest, small_spec
 from tests.support.data import ROOT
@@ -41,7 +39,7 @@ class Told:
         self.text = [(token + (wrong > 0 and place % wrong == 0)) % 96 for place, token in enumerate(text)]
 
     @contextmanager
-    def drafting(self, context_length, checked=None):
+    def drafting(self, context_length):
         yield lambda ids, count: self.text[len(ids) : len(ids) + count]
 
 
@@ -223,24 +221,11 @@ def test_a_plan_without_a_draft_does_not_mention_it(drafting):
 # Drafts without a second model
 
 
-class Coarse:
-    """A model whose coarse planes always continue with the number of tokens so far."""
-
-    has_coarse, length = True, 0
-
-    def decode_coarse(self, token):
-        self.length += 1
-        return np.eye(100, dtype=np.float32)[self.length]
-
-    def roll_back(self, length):
-        self.length = length
-
-
 @pytest.mark.parametrize("name", names("coldpress.runtime.drafts"))
 def test_a_draft_proposes_at_most_what_is_asked_for(name):
     random = np.random.default_rng(0)
     ids = random.integers(0, 4, 60).tolist()
-    with load("coldpress.runtime.drafts", Draft, name).drafting(100, Coarse()) as propose:
+    with load("coldpress.runtime.drafts", Draft, name).drafting(100) as propose:
         for length, count in zip(range(1, 60), itertools.cycle((1, 3, 8)), strict=False):
             found = propose(ids[:length], count)
             assert len(found) <= count
@@ -269,192 +254,55 @@ def test_lookup_gives_what_followed_the_longest_end_last():
     assert found_some > 40
 
 
-# Coarse planes
-
-
-class AsMany:
-    """Drafts as many tokens per pass as it may, whatever they cost."""
-
-    def __init__(self, draft):
-        self.drafting = draft.drafting
-
-
-@pytest.mark.parametrize("experts", [1, 4])
-@pytest.mark.parametrize("quantization", ["int4_2_2", "int4_3_1", "int8_4_4"])
-def test_coarse_drafts_change_no_token_and_read_no_more(tmp_path, quantization, experts):
-    spec = small_spec(
-        num_hidden_layers=11, intermediate_size=96, num_experts=experts, num_experts_per_tok=min(2, experts)
-    )
-    path = build_artifact(tmp_path / "a", Recipe(spec=spec, method="dense", format=quantization)).path
-    off, coarse = (load("coldpress.runtime.drafts", Draft, name) for name in ("off", "coarse"))
-    for sampling in (None, Sampling(temperature=0.8, seed=5)):
-        alone, drafted = (
-            Session(path).generate(PROMPT, 24, ignore_eos=True, draft=draft, draft_tokens=3, sampling=sampling)
-            for draft in (off, AsMany(coarse))
-        )
-        assert drafted.token_ids == alone.token_ids
-    assert sum(token.drafted for token in drafted.tokens) > 0
-    assert drafted.metrics.read_bytes <= alone.metrics.read_bytes
+# A selector that sees what is in DRAM
 
 
 @pytest.fixture(scope="module")
-def refining(tmp_path_factory):
-    """An artifact of eleven layers that refines a fifth of its units, and whose plan drafts with its coarse planes."""
+def seeing(tmp_path_factory):
+    """An artifact of eleven layers whose selector sees pinned units alone, and whose plan drafts."""
     spec = small_spec(num_hidden_layers=11, intermediate_size=96)
-    own = {"options": {"use_read_units": False}, "cache": "static", "slots_share": 0.0, "density": 0.2}
-    path = build_artifact(tmp_path_factory.mktemp("refining") / "a", Recipe(spec=spec, method="refine", **own)).path
-    change_manifest(path, lambda manifest: manifest["plans"][0].update(draft="coarse", draft_tokens=3))
+    own = {"options": {"use_read_units": False}, "cache": "static", "slots_share": 0.0, "density": 0.5}
+    path = build_artifact(tmp_path_factory.mktemp("seeing") / "a", Recipe(spec=spec, method="flash", **own)).path
+    change_manifest(path, lambda manifest: manifest["plans"][0].update(draft="lookup", draft_tokens=3))
     return path
 
 
 @pytest.mark.parametrize("sampling", [None, Sampling(temperature=0.8, seed=5)])
-def test_coarse_drafts_of_a_run_that_refines_change_no_token(refining, sampling):
-    """Each token of a pass refines its own units; what several refine is read once."""
+def test_drafts_of_a_run_that_sees_pinned_units_change_no_token(seeing, sampling):
+    """Each token of a pass uses its own units; what several use is read once."""
     off = load("coldpress.runtime.drafts", Draft, "off")
-    alone, drafting = (
-        Session(refining).generate(PROMPT, 24, ignore_eos=True, draft=draft, sampling=sampling) for draft in (off, None)
-    )
+    alone = Session(seeing).generate(PROMPT, 24, ignore_eos=True, draft=off, sampling=sampling)
+    told = Told([*PROMPT, *alone.token_ids], 3)
+    drafting = Session(seeing).generate(PROMPT, 24, ignore_eos=True, draft=told, draft_tokens=3, sampling=sampling)
     assert drafting.token_ids == alone.token_ids
     found = drafted(drafting.tokens[1:])
     assert 0 < found.accepted < found.drafted
     assert found.tokens_per_pass > 1
-    assert 0 < drafting.metrics.misses < alone.metrics.misses * found.drafted / found.accepted
 
 
 def test_a_plan_that_drafts_though_a_token_changes_what_the_next_one_uses_is_refused(tmp_path):
-    path = build_artifact(tmp_path / "a", Recipe(spec=small_spec(num_hidden_layers=2), method="refine")).path
-    change_manifest(path, lambda manifest: manifest["plans"][0].update(draft="coarse", draft_tokens=2))
-    with pytest.raises(ArtifactError, match="none with this refine, which uses what earlier tokens left in DRAM"):
+    path = build_artifact(tmp_path / "a", Recipe(spec=small_spec(num_hidden_layers=2), method="flash")).path
+    change_manifest(path, lambda manifest: manifest["plans"][0].update(draft="lookup", draft_tokens=2))
+    with pytest.raises(ArtifactError, match="none with this flash, which uses what earlier tokens left in DRAM"):
         open_artifact(path)
 
 
-def test_the_drafts_of_a_plan_stop_where_a_token_would_change_what_the_next_one_uses(refining):
-    with Session(refining, cache="lru") as session:
+def test_the_drafts_of_a_plan_stop_where_a_token_would_change_what_the_next_one_uses(seeing):
+    with Session(seeing, cache="lru") as session:
         assert not any(token.drafted for token in session.generate(PROMPT, 12, ignore_eos=True).tokens)
-        refused(session, load("coldpress.runtime.drafts", Draft, "coarse"), "or the cache 'static'")
+        refused(session, lookup.Plugin(), "or the cache 'static'")
 
 
-def test_drafts_stop_once_a_change_of_budget_lets_tokens_change_others(refining):
+def test_drafts_stop_once_a_change_of_budget_lets_tokens_change_others(seeing):
     """As the plan of another budget may, whose cache is another one."""
-    with Session(refining) as session:
-        steps = session.stream(PROMPT, 24, ignore_eos=True)
+    with Session(seeing) as session:
+        steps = session.stream(PROMPT, 24, ignore_eos=True, draft=Told(range(100)), draft_tokens=3)
         before = [next(steps) for _ in range(8)]
         session.decoder.follow(Selection(session.artifact, session.plan.model_copy(update={"cache": "lru"})))
         after = [token for token in steps if token.pass_number > before[-1].pass_number]
     assert sum(token.drafted for token in before) > 0
     assert len(after) > 4
     assert not any(token.drafted for token in after)
-
-
-def test_the_coarse_model_is_the_one_whose_units_are_all_coarse(tmp_path):
-    """Against weights in which every code of the MLP stands at the middle of what its low bits leave open."""
-    spec = small_spec(num_hidden_layers=11, intermediate_size=96)
-    built = build_artifact(tmp_path / "a", Recipe(spec=spec, method="dense", format="int4_2_2"))
-    fine, planes = dict(built.weights), load("coldpress.runtime.quantization", Format, "int4_2_2")
-    for role, weight in built.weights.items():
-        if role.split(".")[-2] in ("gate_proj", "up_proj", "down_proj"):
-            rows = np.ascontiguousarray(weight.T if "down_proj" in role else weight)
-            middle = planes.decode(planes.encode(rows), rows.shape[1])
-            fine[role] = middle.T if "down_proj" in role else middle
-        elif weight.ndim == 2 and role.startswith("layers."):
-            codec = load("coldpress.runtime.quantization", Format, "int4_group32")
-            fine[role] = codec.decode(codec.encode(weight), weight.shape[1])
-        elif weight.ndim == 2:
-            codec = load("coldpress.runtime.quantization", Format, "int8_group32")
-            fine[role] = codec.decode(codec.encode(weight), weight.shape[1])
-    oracle = build_artifact(tmp_path / "b", Recipe(spec=spec, method="dense", format="fp16"), weights=fine)
-    found, expected = [], []
-    for session, out, step in (
-        (Session(built.path), found, "decode_coarse"),
-        (Session(oracle.path), expected, "decode"),
-    ):
-        session.decoder.begin(32)
-        out += [getattr(session.decoder, step)(token) for token in PROMPT]
-    np.testing.assert_allclose(found, expected, rtol=0, atol=5e-3 * np.abs(expected).max())
-    assert np.abs(np.array(found) - expected).max() > 0
-
-
-@pytest.mark.parametrize(
-    ("costs", "acceptance", "expected"),
-    [
-        (Costs(1, [1000 + tokens for tokens in range(1, 10)]), 0.9, 8),  # reads are all that counts
-        (Costs(1, range(1, 10)), 0.99, 0),  # nothing is read: a draft costs as much as a token
-        (Costs(1, range(11, 20)), 0.01, 0),
-        (Costs(1, [9] * 9), 0.5, 2),  # 9 / 1, 10 / 1.5, 11 / 1.75, 12 / 1.875
-    ],
-)
-def test_as_many_drafts_as_give_the_most_tokens_a_second(costs, acceptance, expected):
-    assert costs.best(8, acceptance) == expected
-
-
-class Doubting:
-    """A coarse model that holds the next number for four times as likely as any other token."""
-
-    has_coarse, length = True, 7
-
-    def decode_coarse(self, token):
-        logits = np.zeros(32, np.float32)
-        logits[token + 1] = np.log(4)
-        return logits
-
-    def roll_back(self, length):
-        assert length == self.length
-
-
-@pytest.mark.parametrize(("least_chance", "expected"), [(0.0, 8), (0.5, 4), (0.8, 2), (0.81, 1)])
-def test_drafts_end_where_the_coarse_model_doubts_them(least_chance, expected):
-    """A draft is right with a chance of 4 / 5: two with .64, three with .51, four with .41."""
-    with load("coldpress.runtime.drafts", Draft, "coarse").drafting(64, Doubting()) as propose:
-        assert propose([3], 8, least_chance) == list(range(4, 4 + expected))
-
-
-def test_another_draft_must_be_worth_what_it_costs():
-    """A draft of 1 second and 1 more of its pass, where passes of three tokens give one in 14 / 3 seconds."""
-    assert Costs(1, [10, 11, 12]).least_chance(2, 1.0) == pytest.approx(2 / (14 / 3))
-
-
-def test_a_run_drafts_down_to_that_chance_and_counts_wrong_drafts_once(drafting):
-    """Of passes whose first draft is wrong, the others were not looked at."""
-    told = []
-
-    def propose(ids, count, least_chance=0.0, /):
-        told.append((count, least_chance))
-        return [0] * count
-
-    with Session(drafting) as session:
-        passes = Passes(session.decoder, Chooser(Sampling(), PROMPT), propose, 4, Costs(1, range(100, 105)))
-        session.decoder.begin(32)
-        session.decoder.prefill(np.array(PROMPT[:-1]))
-        passes.step(PROMPT, 9)
-    (count, least_chance), costs = told[0], Costs(1, range(100, 105))
-    assert (count, least_chance) == (4, costs.least_chance(costs.best(4, 0.5), 0.5))
-    assert passes._accepted + passes._ended <= 1 + passes._accepted < 1 + passes._drafted
-
-
-def test_coarse_drafts_are_off_where_the_device_s_law_says_that_they_lose(tmp_path):
-    """Reads that cost nothing save nothing."""
-    recipe = Recipe(spec=small_spec(num_hidden_layers=11, intermediate_size=512), method="dense", format="int4_2_2")
-    session = Session(build_artifact(tmp_path / "a", recipe).path)
-    costs = costs_of(session.artifact, session.plan, 4)
-    read_bytes = sum(
-        (section.num_units - part.num_pinned - part.cache_slots) * section.unit_bytes
-        for part, section in placed_parts(session.plan, session.artifact.manifest.flash.sections)
-    )
-    flash = session.artifact.manifest.device.flash
-    assert costs.pass_s[0] >= read_bytes / flash.law.bytes_per_s > costs.draft_s > 0
-    assert all(np.diff(costs.pass_s) > 0)
-    quick = replace(costs, pass_s=costs.draft_s * np.arange(1, 6))
-    propose = Told(range(100)).drafting
-    with propose(100) as never:
-        passes = Passes(session.decoder, Chooser(Sampling(), PROMPT), never, 4, quick)
-        session.decoder.begin(32)
-        session.decoder.prefill(np.array(PROMPT[:-1]))
-        assert passes.step(PROMPT, 9).drafted == 0
-
-
-def test_the_coarse_draft_needs_planes(drafting):
-    with Session(drafting) as session:
-        refused(session, load("coldpress.runtime.drafts", Draft, "coarse"), "needs units in planes")
 
 
 # Who may draft

@@ -21,11 +21,9 @@ from safetensors.numpy import load_file, save_file
 from coldpress.runtime import _native, plugins
 from coldpress.runtime.artifact.contents import model_tensors
 from coldpress.runtime.artifact.reader import open_artifact
-from coldpress.runtime.plan.bookkeeping import counted_bytes, joined_bytes, row_buffer_bytes
+from coldpress.runtime.plan.bookkeeping import counted_bytes, row_buffer_bytes
 from coldpress.runtime.plan.kv_cache import kv_cache_bytes
 from coldpress.runtime.quantization import Format
-from coldpress.runtime.quantization._planes import planes_of, whole_format
-from coldpress.runtime.sparsity import Selector
 from coldpress.schemas.errors import ArtifactError
 from coldpress.schemas.families import (
     format_at,
@@ -56,7 +54,6 @@ class Recipe:
     families: tuple[str, ...] | None = None
     """None: the families of the method."""
     format: str = "fp16"
-    """A selector that refines gets a format in planes in its place."""
     layer_formats: Mapping[int, str] = field(default_factory=dict)
     """The formats of the layers whose units have another one, or those of their matrices with `+` between."""
     cache: str = "lru"
@@ -83,12 +80,6 @@ class Recipe:
     rank: Mapping[tuple[int, str], np.ndarray] | None = None
     """(layer, family) -> unit ids, as they lie on flash and from most to least worth pinning. None: random."""
 
-    def __post_init__(self) -> None:
-        """Puts a format in planes in the place of another one."""
-        refines = plugins.load("coldpress.runtime.sparsity", Selector, self.method).IN_PLANES
-        if refines and planes_of(self.format) is None:
-            object.__setattr__(self, "format", "int4_2_2")
-
     def unit_format(self, layer: int, family: Any) -> str:
         """Returns the format of a family's units in a layer."""
         return format_at(self.layer_formats.get(layer, self.format), layer, family)
@@ -104,7 +95,7 @@ class Built:
     weights: Mapping[str, np.ndarray]
     """Role -> float32, before quantization."""
     units: Mapping[tuple[int, str], np.ndarray]
-    """(layer, family) -> uint8 [num_units, unit_bytes], unit i at row i; with planes, both together."""
+    """(layer, family) -> uint8 [num_units, unit_bytes], unit i at row i."""
     order: Mapping[tuple[int, str], np.ndarray]
     """(first layer of the group, family) -> unit at each flash position."""
     pinned: Mapping[tuple[int, str], np.ndarray]
@@ -134,11 +125,10 @@ def build_artifact(
     order, rank = (given or some for given, some in zip((recipe.order, recipe.rank), drawn, strict=True))
     pinned = {key: ids[: round(recipe.pinned_share * ids.size)] for key, ids in rank.items()}
     order = {key: ids for key, ids in order.items() if key[0] % _group_size(recipe, key[1]) == 0}
-    on_flash = {key: planes_in(codes, recipe, *key)[1] for key, codes in units.items()}
-    sections = write_flash(path, on_flash, order, recipe)
+    sections = write_flash(path, units, order, recipe)
     tables = write_rows(path, weights, recipe)
     write_tables(path, order, rank, recipe)
-    resident = write_resident(path, weights, recipe, families, units)
+    resident = write_resident(path, weights, recipe, families)
     predictors = write_predictors(path, recipe, random)
     manifest = _manifest(path, recipe, families, sections, tables, resident, predictors, pinned)
     write_manifest(path, manifest)
@@ -168,28 +158,17 @@ def random_weights(spec: ModelSpec, random: np.random.Generator) -> dict[str, np
 
 
 def encode_units(weights: Mapping[str, np.ndarray], recipe: Recipe, layer: int, family: Any) -> np.ndarray:
-    """Returns the codes of a family's units in one layer, uint8 [num_units, unit_bytes]; with planes, both together."""
-    codec = plugins.load("coldpress.runtime.quantization", Format, whole_format(recipe.format))
+    """Returns the codes of a family's units in one layer, uint8 [num_units, unit_bytes]."""
     parts: list[np.ndarray] = []
-    for piece in slices(family, recipe.spec):
+    pieces = slices(family, recipe.spec)
+    formats = slice_formats(recipe.unit_format(layer, family), len(pieces))
+    for piece, format_name in zip(pieces, formats, strict=True):
         names = [f"layers.{layer}.{name}.weight" for name in matrices(piece.role, recipe.spec)]
         along = [weights[name] if piece.axis == "row" else weights[name].T for name in names]
         values = np.ascontiguousarray(np.concatenate(along))
         assert values.shape == (num_units(family, recipe.spec), slice_length(piece, recipe.spec))
-        parts.append(codec.encode(values))
+        parts.append(plugins.load("coldpress.runtime.quantization", Format, format_name).encode(values))
     return np.concatenate(parts, axis=1)
-
-
-def planes_in(codes: np.ndarray, recipe: Recipe, layer: int, family: Any) -> tuple[np.ndarray | None, np.ndarray]:
-    """Returns the coarse planes of a layer's units, None in a format without, and what lies on flash."""
-    names = slice_formats(recipe.unit_format(layer, family), len(slices(family, recipe.spec)))
-    found = [planes_of(name) for name in names]
-    if None in found:
-        return None, codes
-    each = zip(found, np.split(codes, len(found), axis=1), strict=True)
-    parts = [planes.split(part) for planes, part in each if planes]
-    coarse, refinements = (np.concatenate(planes, axis=1) for planes in zip(*parts, strict=True))
-    return coarse, refinements
 
 
 def write_flash(
@@ -256,7 +235,6 @@ def write_resident(
     weights: Mapping[str, np.ndarray],
     recipe: Recipe,
     families: tuple[Any, ...],
-    units: Mapping[tuple[int, str], np.ndarray],
 ) -> list[dict[str, Any]]:
     """Writes resident.safetensors and returns the manifest's list of its tensors."""
     on_flash = {piece.role for family in families for piece in slices(family, recipe.spec)}
@@ -271,14 +249,6 @@ def write_resident(
         arrays[role] = (
             plugins.load("coldpress.runtime.quantization", Format, chosen).encode(values) if chosen else values
         )
-    for (layer, family), codes in units.items():
-        coarse, _ = planes_in(codes, recipe, layer, family)
-        if coarse is not None:
-            values = sum(-(-slice_length(piece, recipe.spec) // 32) * 32 for piece in slices(family, recipe.spec))
-            role = f"layers.{layer}.{family}.coarse"
-            stored = recipe.unit_format(layer, family)
-            entries.append({"role": role, "format": stored, "shape": [len(coarse), values]})
-            arrays[role] = coarse
     save_file(arrays, path / RESIDENT_FILE)
     return entries
 
@@ -289,7 +259,7 @@ def resident_format(role: str, artifact_format: str) -> str | None:
         return None
     if role in ("embed_tokens.weight", "lm_head.weight"):
         return "fp16" if artifact_format == "fp16" else "int8_group32"
-    return whole_format(artifact_format)
+    return artifact_format
 
 
 def write_predictors(path: Path, recipe: Recipe, random: np.random.Generator) -> list[dict[str, Any]]:
@@ -329,7 +299,7 @@ def _manifest(
     codec = plugins.load("coldpress.runtime.quantization", Format, recipe.format)
     return {
         "format": {"name": "coldpress", "major": 2, "minor": 0},
-        "features": _features(recipe, families, resident + tables),
+        "features": _features(recipe, families, resident + tables, sections),
         "compiler_version": "0.1.0",
         "model": recipe.spec.model_dump(mode="json"),
         "source": {"name": "test", "source": "local", "revision": None, "license": None, "weights_sha256": "0" * 64},
@@ -347,7 +317,7 @@ def _manifest(
                 "format": recipe.format,
                 "slices": [piece.model_dump() for piece in slices(family, recipe.spec)],
                 "unit_bytes": sum(
-                    codec.unit_nbytes(slice_length(piece, recipe.spec)) for piece in slices(family, recipe.spec)
+                    codec.nbytes(slice_length(piece, recipe.spec)) for piece in slices(family, recipe.spec)
                 ),
             }
             for family in families
@@ -360,11 +330,14 @@ def _manifest(
     }
 
 
-def _features(recipe: Recipe, families: tuple[Any, ...], resident: list[dict[str, Any]]) -> dict[str, list[str]]:
-    stored = {recipe.format} | {entry["format"] for entry in resident if entry["format"]}
+def _features(
+    recipe: Recipe, families: tuple[Any, ...], resident: list[dict[str, Any]], sections: list[dict[str, Any]]
+) -> dict[str, list[str]]:
+    of_sections = {section["format"] for section in sections if "format" in section}
+    stored = {recipe.format} | {entry["format"] for entry in resident if entry["format"]} | of_sections
     formats = sorted({name for unit in stored for name in unit.split("+")})
     required = [f"family.{family}" for family in families] + [f"format.{name}" for name in formats]
-    required += ["layer-formats"] if recipe.layer_formats else []
+    required += ["layer-formats"] if of_sections else []
     required += ["row-tables"] if recipe.rows_on_flash and rows_on_flash(recipe.spec) else []
     required += ["slice-formats"] if any("+" in name for name in stored) else []
     required += sorted(features_of_model(recipe.spec))
@@ -426,7 +399,7 @@ def _plan(
     return plan | {
         "dram_budget_bytes": fixed
         + slots
-        + counted_bytes(recipe.spec, layout, pages, arrays, {recipe.cache}, joined_bytes(layout, recipe.format))
+        + counted_bytes(recipe.spec, layout, pages, arrays, {recipe.cache})
         + row_buffer_bytes([RowTable(**table) for table in tables], recipe.page_bytes)
     }
 

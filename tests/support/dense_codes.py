@@ -13,8 +13,7 @@ from coldpress.runtime import plugins
 from coldpress.runtime.artifact.reader import Artifact
 from coldpress.runtime.generate.session import Session
 from coldpress.runtime.quantization import Format
-from coldpress.runtime.quantization._planes import unit_planes, whole_format
-from coldpress.schemas.families import num_units, slice_length, slices
+from coldpress.schemas.families import num_units, slice_formats, slice_length, slices
 from coldpress.schemas.layout import placed_parts
 from coldpress.schemas.model import Model, matrices, role_shape
 from tests.support.hf import load_hf
@@ -30,8 +29,6 @@ def resident_values(artifact: Artifact) -> dict[str, np.ndarray]:
     """Returns every resident tensor as float32, by role."""
     values = {}
     for tensor in artifact.manifest.resident:
-        if tensor.role.endswith(".coarse"):
-            continue  # part of the units
         stored = artifact.resident[tensor.role]
         values[tensor.role] = stored if tensor.format is None else decode(stored, tensor.format, tensor.shape[-1])
     return values
@@ -56,11 +53,9 @@ def flash_values(session: Session) -> dict[str, np.ndarray]:
         units = np.empty((num_units(family, spec), section.unit_bytes), np.uint8)
         for ids, rows in session.store.stream((part.layer, family)):
             units[ids] = rows
-        planes, stored_in = unit_planes(formats[part.layer, family]), whole_format(formats[part.layer, family])
-        if planes is not None:
-            units = planes.join(session.artifact.resident[f"layers.{part.layer}.{family}.coarse"], units)
-        start = 0
-        for piece in slices(family, spec):
+        start, pieces = 0, slices(family, spec)
+        formats_of = slice_formats(formats[part.layer, family], len(pieces))
+        for piece, stored_in in zip(pieces, formats_of, strict=True):
             length = slice_length(piece, spec)
             size = plugins.load("coldpress.runtime.quantization", Format, stored_in).nbytes(length)
             matrix = decode(np.ascontiguousarray(units[:, start : start + size]), stored_in, length)

@@ -9,8 +9,7 @@ import pytest
 from _pytest.mark import ParameterSet
 
 from coldpress.compiler.io import save_arrays
-from coldpress.runtime.plugins import load, names, options_of
-from coldpress.runtime.quantization._planes import planes_of
+from coldpress.runtime.plugins import load, options_of
 from coldpress.runtime.sparsity import Residency, Selector
 from coldpress.schemas.families import num_units
 from coldpress.schemas.model import ModelSpec
@@ -23,22 +22,10 @@ def families_of(method: str, spec: ModelSpec) -> tuple[str, ...]:
     return selector.families(spec, selector.OPTIONS())
 
 
-def plain_formats() -> list[str]:
-    """Returns the formats without planes."""
-    names_of = names("coldpress.runtime.quantization")
-    return [name for name in names_of if planes_of(name) is None]
-
-
-def suits(method: str, format_name: str) -> bool:
-    """Returns whether a selector goes with a format: one that refines needs planes, one that leaves units out none."""
-    selector, planes = load("coldpress.runtime.sparsity", Selector, method), planes_of(format_name)
-    return selector.is_whole or (planes is not None) == selector.IN_PLANES
-
-
 def pairs(methods: Iterable[str], formats: Iterable[str]) -> list[ParameterSet]:
-    """Returns all (selector, format) that go together; those whose names both occur in earlier ones are slow."""
+    """Returns all (selector, format); those whose names both occur in earlier ones are slow."""
     seen, found = set[str](), list[ParameterSet]()
-    for pair in ((method, name) for method in methods for name in formats if suits(method, name)):
+    for pair in ((method, name) for method in methods for name in formats):
         found.append(pytest.param(*pair, marks=pytest.mark.slow if seen.issuperset(pair) else ()))
         seen.update(pair)
     return found

@@ -321,7 +321,7 @@ def tiny_figures(**figures: Any) -> PlanFigures:
     return PlanFigures(**(values | {"simulated_equals_real": True} | figures))
 
 
-DRAFTS = PlanDrafts(plan="default", draft="coarse", drafted=(2, 3, 0, 3), accepted=(2, 1, 0, 3), same_tokens=True)
+DRAFTS = PlanDrafts(plan="default", draft="lookup", drafted=(2, 3, 0, 3), accepted=(2, 1, 0, 3), same_tokens=True)
 
 
 @dataclass

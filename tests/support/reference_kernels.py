@@ -7,9 +7,7 @@ import numpy as np
 from coldpress.runtime.kernels.activations import ActivationFormat
 from coldpress.runtime.kernels.intervals import STEPS, Times, filled
 from coldpress.runtime.kernels.mlp import Layout, Terms
-from coldpress.runtime.kernels.planes import Coarse
 from coldpress.runtime.quantization import int8_group32
-from coldpress.runtime.quantization._planes import unit_planes
 from coldpress.schemas.law import combined
 from tests.support.kernels import decode, nbytes
 
@@ -43,12 +41,6 @@ def encode_heads(values: np.ndarray, out: np.ndarray) -> None:
 
 def gemv(matrix: np.ndarray, length: int, fmt: str, x: np.ndarray) -> np.ndarray:
     return decode(matrix, fmt, length) @ x
-
-
-def join_units(coarse: Coarse, store: np.ndarray, slots: np.ndarray) -> np.ndarray:
-    planes = unit_planes(coarse.fmt)
-    assert planes is not None
-    return planes.join(coarse.codes[coarse.ids], store[slots])
 
 
 def dot_rows(store: np.ndarray, slots: np.ndarray, offset: int, length: int, fmt: str, x: np.ndarray) -> np.ndarray:

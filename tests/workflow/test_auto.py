@@ -6,7 +6,6 @@ import pytest
 import yaml
 
 from coldpress.compiler.io import load_record
-from coldpress.schemas.curves import Curves
 from coldpress.schemas.metrics import Metrics
 from coldpress.schemas.quantized import Quantized
 from tests.support.models import write_model
@@ -53,13 +52,8 @@ def test_the_search_counts_on_the_codes_of_the_build(workflow: Workflow, tmp_pat
     model = write_model(tmp_path / "tiny", num_hidden_layers=1, hidden_size=64, intermediate_size=160)
     shared = {"method": "auto", "preflight": "off", "explore_tokens": 256, "max_ppl_ratio": "off"}
     auto = workflow.at(tmp_path, model=model, **shared)
-    auto.build(algorithm="nested")
-    assert auto.planned(algorithm="nested") == {}
+    auto.build(algorithm="gptq")
+    assert auto.planned(algorithm="gptq") == {}
     assert {"explore", "allocate", "quantize"} <= set(auto.planned(algorithm="rtn"))
     codes = [load_record(path, Quantized) for path in (auto.device / "quantize").glob("*.json")]
-    assert {record.algorithm for record in codes} == {"nested"}
-    curves = load_record(auto.model / "explore.json", Curves)
-    plain = {loss.format: loss.mean_kld for loss in curves.formats}
-    (whole,) = (curve.points[-1] for curve in curves.of("refine") if curve.format == "int4_2_2")
-    assert whole.density == 1
-    assert whole.mean_kld != plain["int4_group32"], "nested codes are not the plain format's"
+    assert {record.algorithm for record in codes} == {"gptq"}

@@ -136,9 +136,9 @@ def layer_format(folder: Path, chance: random.Random) -> str:
     manifest = _manifest(folder)
     try:
         holder = chance.choice((*manifest["flash"]["sections"], *manifest["families"]))
-        names = ("int4_2_2", "int4_3_1", "int8_4_4", "int4_group32", "fp16", "dense", "")
+        names = ("int8_group32", "int3_group32", "int4_group32", "fp16", "dense", "")
         several = "+".join(chance.choices(names, k=chance.randint(1, 5)))
-        holder["format"] = chance.choice((*names, None, several, "int4_2_2+int4_3_1+int4_2_2"))
+        holder["format"] = chance.choice((*names, None, several, "int4_group32+int8_group32+int4_group32"))
         if chance.random() < 0.5:
             required = set(manifest["features"]["required"]) ^ {chance.choice(("layer-formats", "slice-formats"))}
             manifest["features"]["required"] = sorted(required)
@@ -248,7 +248,7 @@ EDITS: dict[str, tuple[Edit, int]] = {
 
 _spec = partial(small_spec, num_hidden_layers=2, intermediate_size=64)
 _EXPERTS = {"intermediate_size": 32, "num_experts": 4, "num_experts_per_tok": 2, "head_dim": 32, "rotary_dim": 32}
-_MIXED = {0: "int4_3_1", 1: "int4_2_2+int4_3_1+int4_2_2"}
+_MIXED = {0: "int8_group32", 1: "int4_group32+int8_group32+int4_group32"}
 _SHARED: dict[str, Any] = {
     "shared_intermediate_size": 32,
     "dense_layers": (0,),
@@ -285,8 +285,8 @@ RECIPES = {
     "routed": Recipe(spec=_spec(**_EXPERTS), method="dense", pinned_share=0.0, slots_share=0.6),
     "shared": Recipe(spec=_spec(**_EXPERTS, **_SHARED), method="dense"),
     "latent": Recipe(spec=_spec(**{**_EXPERTS, **_LATENT}), method="dense"),
-    "refine": Recipe(spec=_spec(), method="refine", format="int4_2_2", layer_formats=_MIXED),
-    "drafts": Recipe(spec=_spec(), method="dense", format="int4_2_2", density=1.0),
+    "mixed": Recipe(spec=_spec(), method="dense", format="int4_group32", layer_formats=_MIXED),
+    "drafts": Recipe(spec=_spec(), method="dense", format="int4_group32", density=1.0),
     "predicted_experts": Recipe(spec=_spec(**_EXPERTS), method="predictor", format="int4_group32"),
 }
 """Every format, methods with arrays, options and predictors, and experts; small, since six commands run on a mutant."""
@@ -304,8 +304,8 @@ AHEAD = ("experts", "predictor")
 ROUTED = ("routed",)
 """Bases whose routers prefer experts in DRAM."""
 DRAFTS = ("drafts",)
-"""Bases whose plans draft with coarse planes."""
-ONE_SEQUENCE = ("dip", "refine", "routed")
+"""Bases whose plans draft."""
+ONE_SEQUENCE = ("dip", "routed")
 """Bases whose tokens use what is in the cache, so that they serve one sequence at a time."""
 
 
@@ -401,7 +401,7 @@ def _read_ahead(manifest: dict[str, Any]) -> None:
 
 def _draft(manifest: dict[str, Any]) -> None:
     for plan in manifest["plans"]:
-        plan["draft"], plan["draft_tokens"] = "coarse", 3
+        plan["draft"], plan["draft_tokens"] = "lookup", 3
 
 
 def _route(manifest: dict[str, Any]) -> None:

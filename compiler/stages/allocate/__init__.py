@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from coldpress.compiler.activity.unit_statistics import fit_all
-from coldpress.compiler.candidates import AUTO, caches_for, check_draft, check_format
+from coldpress.compiler.candidates import AUTO, caches_for
 from coldpress.compiler.checkpoint.private import private_folder
 from coldpress.compiler.checkpoint.shapes import why_shorter
 from coldpress.compiler.checkpoint.source_json import read_object
@@ -108,8 +108,6 @@ def run(
             f"context_length {config.context_length} exceeds the {spec.max_position_embeddings} tokens of model "
             f"{model.name}{why_shorter(promised, spec)}; use a shorter one"
         )
-    check_format(config.method, config.format)
-    check_draft(config.draft, config.format)
     budgets, found = tuple(asked_budgets_of(config, model, device).values()), None
     inputs = Inputs(model, activations, device, work, corpus, threads, curves, len(budgets), caches_for(config.cache))
     if config.method == AUTO:

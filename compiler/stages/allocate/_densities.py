@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 from coldpress.compiler.activity.counted import counted
 from coldpress.compiler.cost_model import llm_sparsity
-from coldpress.runtime.plugins import load
-from coldpress.runtime.sparsity import DensitySource, Selector
+from coldpress.runtime.sparsity import DensitySource
 from coldpress.schemas.activations import Activations
 from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.families import layers_of, resident_share, used_share
@@ -71,9 +70,6 @@ def _wanted(question: Question) -> float:
     """
     if question.density is not None:
         return question.density
-    usual = load("coldpress.runtime.sparsity", Selector, question.method).DENSITY
-    if usual is not None:
-        return usual
     used = min(used_share(family, question.spec) for family in question.families)
     resident = resident_share(question.families, question.spec)
     least = resident + (1 - resident) * MIN_DENSITY

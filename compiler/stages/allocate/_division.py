@@ -14,12 +14,12 @@ from coldpress.compiler.stages.allocate._densities import Question
 from coldpress.compiler.stages.allocate._predictor_sizes import predictor_sizes
 from coldpress.compiler.stages.allocate._rules import Inputs, Method, allocated
 from coldpress.runtime.plugins import load, options_of
-from coldpress.runtime.quantization._planes import coarsest, format_fields
+from coldpress.runtime.quantization._mixed import coarsest, format_fields
 from coldpress.runtime.sparsity import Selector
 from coldpress.schemas.base import Options
 from coldpress.schemas.device import DeviceProfile
 from coldpress.schemas.errors import DoesNotFitError
-from coldpress.schemas.families import FamilyName, Formats
+from coldpress.schemas.families import FamilyName, Formats, by_layer
 from coldpress.schemas.layout import CacheName
 from coldpress.schemas.model import Model
 from coldpress.schemas.sparsity import Budget, Densities, Sparsity
@@ -31,9 +31,9 @@ def divided(
     densities: tuple[Densities, ...] | None = None,
     formats: Formats | None = None,
 ) -> Sparsity:
-    """Divides one budget with one method; `densities` are known already, or None. `formats` are those of layers, where
-    they are not all `config.format`, which is their coarsest."""
-    formats = formats or config.format
+    """Divides one budget with one method; `densities` are known already, or None. `formats` are those of layers and
+    matrices, where they are not all `config.format`, which is their coarsest."""
+    formats = by_layer(formats or config.format, inputs.model.spec.num_hidden_layers)
     model, device, spec = inputs.model, inputs.device, inputs.model.spec
     (dram_budget,) = asked_budgets_of(config, model, device, inputs.caches)
     method = method_of(config.method, config.options, formats, config.layers_per_group, inputs)

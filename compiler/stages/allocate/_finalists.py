@@ -10,20 +10,20 @@ measured on all tokens, and nothing else would be faster even with the least los
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 
 from coldpress.compiler.activity.calibration_pass import stream_of
 from coldpress.compiler.activity.forward import LayerStream
-from coldpress.compiler.candidates import ATTENTION, candidates, own_options
+from coldpress.compiler.candidates import ATTENTION, AUTO, candidates, own_options
 from coldpress.compiler.io import Workspace, load_arrays
 from coldpress.compiler.quality.passes import Passes, remove_grams, rounding_of
 from coldpress.compiler.quality.routings import routing_curves
 from coldpress.compiler.quality.trace import few_tokens
-from coldpress.compiler.quality.variants import Along, asked, drafting, reached, refining
+from coldpress.compiler.quality.variants import Along, asked, reached
 from coldpress.compiler.rounding._matrix import Rounding
 from coldpress.compiler.search import Judged
 from coldpress.compiler.stages.allocate._budgets import searched_together
@@ -33,32 +33,24 @@ from coldpress.compiler.stages.allocate._replay import Replays
 from coldpress.compiler.stages.allocate._rules import Inputs
 from coldpress.compiler.stages.allocate._searched import Searched
 from coldpress.compiler.steps import Steps
-from coldpress.runtime.quantization._planes import coarsest
-from coldpress.schemas.curves import CoarseDraft, Curve, Curves, FormatLoss, Point, Unexplored
+from coldpress.runtime.quantization._mixed import coarsest
+from coldpress.schemas.curves import Curve, Curves, FormatLoss, Point, Unexplored
 from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.families import WHOLE_MLP, FamilyName, FormatName, Method
 
 LOG = logging.getLogger(__name__)
 COARSE_DENSITIES = (0.5, 0.9)
-"""Densities of the coarse measurement; of a selector that refines, its first and last one."""
+"""Densities of the coarse measurement."""
 ERRORS = 2.0
 """Standard errors by which a coarse measurement may be wrong."""
 
 
-class What(NamedTuple):
-    """A selector that is measured, in a format where it refines; without one, the drafts of a format."""
-
-    method: Method | None
-    format: FormatName | None = None
-
-
 @dataclass
 class _Hope:
-    """The least that something can lose by what was measured of it."""
+    """The least that a selector can lose by what was measured of it."""
 
-    curves: list[Curve] = field(default_factory=list[Curve])
-    draft: CoarseDraft | None = None
-    words: str = ""
+    curves: list[Curve]
+    words: str
     in_cache: bool = False
     """True once a selector that sees residency was measured with a cache in the loop."""
 
@@ -74,7 +66,8 @@ def completed(config: AllocateConfig, inputs: Inputs, floor: Floor, budgets: Seq
     known = {curve.method for curve in curves.curves} | {entry.method for entry in curves.unexplored}
     options = {name: own_options(name, config.options) for name in candidates(spec, config.options)}
     reasons, every = asked({name: own for name, own in options.items() if name not in known}, spec)
-    if not every:
+    is_measured = config.format == AUTO or curves.format_loss(config.format) is not None
+    if not every and is_measured:
         return _with_reasons(curves, reasons)
     if inputs.corpus is None:
         raise ColdpressError("method=auto measures selectors on text, and no corpus was given; give --corpus")
@@ -85,6 +78,8 @@ def completed(config: AllocateConfig, inputs: Inputs, floor: Floor, budgets: Seq
             if one.best is None:
                 raise one.refusal
         best = [one.best for one in found if one.best is not None]
+        if not every:
+            return _with_reasons(rest.curves, reasons)
         if all(one.holds_everything for one in best):
             why = "was not measured: the whole model fits in DRAM"
         elif any(map(_streams_attention, best)):
@@ -108,18 +103,21 @@ class _Rest:
         every: Sequence[Along],
     ) -> None:
         self._config, self._inputs, self._floor, self._options = config, inputs, floor, options
-        self._every: dict[What, list[Along]] = {}
+        self._every: dict[Method, list[Along]] = {}
         for along in every:
-            self._every.setdefault(What(along.method, along.format), []).append(along)
+            self._every.setdefault(along.method, []).append(along)
         self.curves = floor.curves
-        self._hopes: dict[What, _Hope] = {}
+        self._hopes: dict[Method, _Hope] = {}
         self._surely: set[tuple[str, FormatName, tuple[FamilyName, ...]]] = set()
         """Losses that were measured on more than few tokens: kind, format and families."""
         self._steps = Steps("allocate", 0, "passes")
 
     def fitting(self, budgets: Sequence[int | str]) -> list[Searched]:
         """Searches without any selector, after measuring again each format whose quality few tokens leave open."""
-        most = self._floor.max_ppl_ratio
+        most, named = self._floor.max_ppl_ratio, self._config.format
+        if named != AUTO and self.curves.format_loss(named) is None:
+            self._steps.expect(1)
+            self._add(formats=(self._few.format(named),))
         self._again("formats", lambda loss: _is_open(loss, most), self._blocks)
         left = [most / max(1.0, loss.ppl_ratio) for loss in self.curves.formats if loss.ppl_ratio <= most]
         self._again("heads", lambda loss: any(_is_open(loss, room) for room in left), self._tokens)
@@ -137,13 +135,13 @@ class _Rest:
         replays = Replays(replace(self._inputs, curves=self._hoped))
         while True:
             found = searched_together(self._config, *self._on(self._hoped), budgets, replays=replays)
-            taken = {_what(one.best) for one in found if one.best is not None} & self._hopes.keys()
+            taken = {one.best.candidate.method for one in found if one.best is not None} & self._hopes.keys()
             if not taken:
                 num_tokens, block_tokens = self._all.tokens.size, self._all.tokens.shape[1]
                 measured = self.curves.model_copy(update={"num_tokens": num_tokens, "block_tokens": block_tokens})
                 return measured, {**reasons, **self._reasons(found)}
-            for what in sorted(taken, key=str):
-                self._measure(what, found)
+            for method in sorted(taken):
+                self._measure(method, found)
 
     def clean(self) -> None:
         if "_rounding" in vars(self) and self._rounding.gram is not None:
@@ -155,27 +153,16 @@ class _Rest:
         """Measures everything coarsely, and routings, which are few, on all tokens."""
         spec, config = self._inputs.model.spec, self._config
         routings = routing_curves(config.routing, spec)
-        drafts = [name for name in drafting(config.draft, spec) if self._keeps(name)]
-        coarsely = [what for what in self._every if what.format is None or self._keeps(what.format)]
         most = self._floor.max_ppl_ratio
         self._again("formats", lambda loss: self._keeps(loss.format) and error_of(loss) > LEAST_ERROR, self._tokens)
         self._again("heads", lambda loss: loss.ppl_ratio <= most and error_of(loss) > LEAST_ERROR, self._tokens)
-        self._steps.expect(len(routings) + len(drafts) + len(coarsely))
+        self._steps.expect(len(routings) + len(self._every))
         self._add(routings=tuple(map(self._all.routing, routings)))
-        for name in drafts:
-            found = self._few.draft(name)
-            most = min(1.0, found.acceptance + ERRORS * (found.acceptance_error or 0.0))
-            self._hopes[What(None, name)] = _Hope(
-                draft=found.model_copy(update={"acceptance": most, "acceptance_error": None}),
-                words=f"{found.acceptance:.3f} of its drafts are accepted",
-            )
-        plain = [self._every[what][0] for what in coarsely if what.format is None]
-        together = [(along, self._options[along.method], self._coarse(along)) for along in plain]
+        together = [(each[0], self._options[method], self._coarse(method)) for method, each in self._every.items()]
         self._few.at_once(together, self._inputs.activations, in_cache=False)
-        for what in coarsely:
-            curve = self._curve(self._few, self._every[what][0], in_cache=False)
-            last = [point for point in curve.points if point.density < 1][-1]
-            self._hopes[what] = _Hope([hopeful(curve, self._reached(what))], words=_in_words(last))
+        for method, each in self._every.items():
+            curve = self._curve(self._few, each[0], in_cache=False)
+            self._hopes[method] = _Hope([hopeful(curve, self._reached(method))], _in_words(curve.points[-1]))
 
     def _again(
         self,
@@ -199,52 +186,40 @@ class _Rest:
     def _on(self, curves: Curves) -> tuple[Inputs, Floor]:
         return replace(self._inputs, curves=curves), replace(self._floor, curves=curves)
 
-    def _measure(self, what: What, found: Sequence[Searched]) -> None:
-        """Measures something more closely: on all tokens, but a selector that sees residency first on one block."""
-        hope = self._hopes.pop(what)
-        if what.method is None:
-            assert what.format is not None
-            self._steps.expect(1)
-            return self._add(drafts=(self._all.draft(what.format),))
-        along, least = self._every[what], min(_densities(what, found))
+    def _measure(self, method: Method, found: Sequence[Searched]) -> None:
+        """Measures more closely: on all tokens, but a selector that sees residency first on one block."""
+        hope = self._hopes.pop(method)
+        along, least = self._every[method], min(_densities(method, found))
         self._steps.expect(len(along))
         sees = along[0].resident_share is not None and not hope.in_cache
         passes = self._few if sees else self._all
         curves = [self._curve(passes, one, above=least) for one in along]
         if sees:
-            hoped = [hopeful(curve, self._reached(what)) for curve in curves]
-            last = [point for point in curves[0].points if point.density < 1][-1]
-            self._hopes[what] = _Hope(hoped, words=_in_words(last), in_cache=True)
-            return None
-        self._add(curves=tuple(curves))
-        known = {curve.format for curve in self.curves.of(what.method)}
-        pairs = [pair for pair in refining((what.method,)) if known.issuperset(pair) and what.format in pair]
-        self._steps.expect(len(pairs))
-        return self._add(layer_gains=tuple(self._all.gains(*pair) for pair in pairs))
+            hoped = [hopeful(curve, self._reached(method)) for curve in curves]
+            self._hopes[method] = _Hope(hoped, _in_words(curves[0].points[-1]), in_cache=True)
+        else:
+            self._add(curves=tuple(curves))
 
     def _curve(self, passes: Passes, along: Along, above: float | None = None, *, in_cache: bool = True) -> Curve:
         """Measures a curve: coarsely, or from the density below `above` on."""
-        known = self._reached(What(along.method, along.format))
+        known = self._reached(along.method)
         if above is None:
-            densities = self._coarse(along)
+            densities = self._coarse(along.method)
         else:
             lower = [at for at in known if at < above - LEAST_ERROR]
             densities = [at for at in known if at >= (lower[-1] if lower else known[0])]
             if passes is self._few:
                 densities = list(dict.fromkeys((densities[0], densities[-1])))
-        formats = {loss.format: loss for loss in self.curves.formats}
         own, activations = self._options[along.method], self._inputs.activations
-        return passes.curve(along, own, activations, formats, densities=densities, in_cache=in_cache)
+        return passes.curve(along, own, activations, densities=densities, in_cache=in_cache)
 
-    def _coarse(self, along: Along) -> Sequence[float]:
+    def _coarse(self, method: Method) -> Sequence[float]:
         """Returns the densities of the coarse measurement."""
-        known = self._reached(What(along.method, along.format))
-        coarse = COARSE_DENSITIES if along.format is None else (known[0], known[-1])
-        return [at for at in coarse if at in known] or known[-1:]
+        known = self._reached(method)
+        return [at for at in COARSE_DENSITIES if at in known] or known[-1:]
 
-    def _reached(self, what: What) -> tuple[float, ...]:
-        assert what.method is not None
-        return reached(self._every[what][0], self._options[what.method], self._inputs.model.spec)
+    def _reached(self, method: Method) -> tuple[float, ...]:
+        return reached(self._every[method][0], self._options[method], self._inputs.model.spec)
 
     def _keeps(self, name: FormatName) -> bool:
         _, floor = self._on(self.curves)
@@ -257,23 +232,17 @@ class _Rest:
 
     @property
     def _hoped(self) -> Curves:
-        hopes = self._hopes.values()
-        curves = (*self.curves.curves, *(curve for hope in hopes for curve in hope.curves))
-        drafts = (*self.curves.drafts, *(hope.draft for hope in hopes if hope.draft is not None))
-        return self.curves.model_copy(update={"curves": curves, "drafts": drafts})
+        curves = (*self.curves.curves, *(curve for hope in self._hopes.values() for curve in hope.curves))
+        return self.curves.model_copy(update={"curves": curves})
 
     def _reasons(self, found: Sequence[Searched]) -> dict[Method, str]:
         reasons: dict[Method, str] = {}
-        for what in self._every:
-            if what.method is None or (what.format is None and what not in self._hopes):
-                continue
-            hope, gain = self._hopes.get(what), _gain(what, found)
-            if hope is None:
-                reasons.setdefault(what.method, "its formats lose too much with every unit")
-            elif gain is None:
-                reasons[what.method] = f"{hope.words}, which is too much"
+        for method, hope in self._hopes.items():
+            gain = _gain(method, found)
+            if gain is None:
+                reasons[method] = f"{hope.words}, which is too much"
             else:
-                reasons[what.method] = f"at best {gain:.2f} times as fast as a dense run: {hope.words}"
+                reasons[method] = f"at best {gain:.2f} times as fast as a dense run: {hope.words}"
         return reasons
 
     # Passes
@@ -319,7 +288,7 @@ def hopeful(curve: Curve, densities: Sequence[float]) -> Curve:
     """Returns the least that a coarsely measured selector can lose at some densities: what was measured less ERRORS
     standard errors, and between two densities by their geometric mean, below which losses do not lie: they rise ever
     faster the fewer units remain."""
-    known = [point for point in curve.points if point.density < 1]
+    known = list(curve.points)
     at = np.array([point.density for point in known])
     lost = np.log([max(point.ppl_ratio - ERRORS * (point.ppl_ratio_error or 0.0) - 1, LEAST_ERROR) for point in known])
     slope = (lost[-1] - lost[0]) / (at[-1] - at[0]) if len(known) > 1 else 0.0
@@ -328,7 +297,7 @@ def hopeful(curve: Curve, densities: Sequence[float]) -> Curve:
         known[-1].model_copy(update={"density": density, "ppl_ratio": 1 + loss, "ppl_ratio_error": None})
         for density, loss in zip(densities, losses.tolist(), strict=True)
     )
-    return curve.model_copy(update={"points": (*points, *(point for point in curve.points if point.density == 1))})
+    return curve.model_copy(update={"points": points})
 
 
 def _is_open(loss: FormatLoss, max_ratio: float) -> bool:
@@ -341,34 +310,20 @@ def _streams_attention(best: Judged) -> bool:
     return best.candidate.streams_attention
 
 
-def _what(best: Judged) -> What:
-    name = coarsest(best.candidate.format)
-    if best.draft_tokens:
-        return What(None, name)
-    method = best.candidate.method
-    return What(method, name if any(one for one, _ in refining((method,))) else None)
+def _densities(method: Method, found: Sequence[Searched]) -> list[float]:
+    return [one.candidate.density or 0.0 for searched in found for one in _judged(method, searched)]
 
 
-def _densities(what: What, found: Sequence[Searched]) -> list[float]:
-    return [one.candidate.density or 0.0 for searched in found for one in _judged(what, searched)]
+def _judged(method: Method, searched: Searched) -> list[Judged]:
+    return [one for one in searched.judge.judged if one.refusal is None and one.candidate.method == method]
 
 
-def _judged(what: What, searched: Searched) -> list[Judged]:
-    return [
-        one
-        for one in searched.judge.judged
-        if one.refusal is None
-        and one.candidate.method == what.method
-        and what.format in (None, coarsest(one.candidate.format))
-    ]
-
-
-def _gain(what: What, found: Sequence[Searched]) -> float | None:
+def _gain(method: Method, found: Sequence[Searched]) -> float | None:
     """Returns how much faster than a dense run a selector is at best; None where it was no candidate."""
     gains = [
         searched.dense.token_s / min(one.token_s for one in judged)
         for searched in found
-        if searched.dense is not None and (judged := _judged(what, searched))
+        if searched.dense is not None and (judged := _judged(method, searched))
     ]
     return max(gains, default=None)
 

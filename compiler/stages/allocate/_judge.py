@@ -1,44 +1,38 @@
 """Judges candidates for a search: divides the budget, replays held-out tokens, and reads the quality curves."""
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 
 from coldpress.compiler.candidates import (
     AUTO,
     caches_for,
     candidates,
-    formats_for,
-    go_together,
+    compared_formats,
     own_cache_options,
     own_options,
     routings_for,
     with_attention,
 )
 from coldpress.compiler.cost_model import flash_bytes, llm_sparsity, weight_bytes
-from coldpress.compiler.dense_run import MOST_DRAFTS
 from coldpress.compiler.search import Candidate, Judged, Space
 from coldpress.compiler.seconds import Token
 from coldpress.compiler.stages.allocate._config import AllocateConfig
 from coldpress.compiler.stages.allocate._division import asked_budgets_of, divided
-from coldpress.compiler.stages.allocate._mixtures import mixtures
 from coldpress.compiler.stages.allocate._quality import Floor
 from coldpress.compiler.stages.allocate._replay import Replays
 from coldpress.compiler.stages.allocate._rules import UNIFORM, Inputs
 from coldpress.runtime.drafts import NO_DRAFT
-from coldpress.runtime.generate.speculation import tokens_of_pass
 from coldpress.runtime.plan.kv_cache import KV_CACHE_FORMATS
 from coldpress.runtime.plugins import load
-from coldpress.runtime.quantization._planes import coarsest, in_words, planes_of
+from coldpress.runtime.quantization._mixed import coarsest, in_words
 from coldpress.runtime.sparsity import Selector
 from coldpress.schemas.base import Options
 from coldpress.schemas.errors import ColdpressError
-from coldpress.schemas.families import FormatName, Formats, Method, head_of, layer_formats
+from coldpress.schemas.families import FormatName, Formats, Method, head_of
 from coldpress.schemas.layout import KvCacheFormat
 from coldpress.schemas.memory import OverBudgetError
 from coldpress.schemas.sparsity import SearchedRouting, Sparsity
 
-COARSE = "coarse"
 DENSITIES = (0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 """The densities above the lowest that keeps the quality."""
 
@@ -70,7 +64,7 @@ class BudgetJudge:
         formats = self._floor.formats(self.formats)
         return Space(
             methods=candidates(model.spec, config.options),
-            formats=(*formats, *self._mixtures(formats)),
+            formats=formats,
             caches=caches_for(config.cache),
             densities=self.densities,
             kv_caches=self.kv_caches,
@@ -88,33 +82,11 @@ class BudgetJudge:
         found = self._floor.with_heads(formats, self._inputs.model.spec)
         return [one for one in found if head_of(one) is not None]
 
-    def _mixtures(self, formats: Sequence[FormatName]) -> Iterator[Formats]:
-        """Yields mixtures of each of `formats` with the next finer format, up to as many finer matrices as fit."""
-        config, curves = self._config, self._floor.curves
-        if config.layers_per_group > 1:
-            return
-        refining = next((name for name in candidates(self._inputs.model.spec, config.options) if _refines(name)), None)
-        for name in formats:
-            gains = curves.gains(name)
-            if (
-                gains is None
-                or refining is None
-                or not all(self._floor.of(refining, one) for one in (name, gains.finer))
-            ):
-                continue
-            plain = Candidate(refining, name, DENSITIES[0], caches_for(config.cache)[0], self.kv_caches[0])
-            yield from mixtures(gains, lambda formats, one=plain: self._fits(replace(one, format=formats)))
-
-    def _fits(self, candidate: Candidate) -> bool:
-        try:
-            self._divided(candidate)
-        except ColdpressError:
-            return False
-        return True
-
     @property
     def formats(self) -> tuple[FormatName, ...]:
-        return formats_for(self._config.format)
+        """The formats that are compared: those whose loss was measured, or the one that the user named."""
+        named, measured = self._config.format, tuple(sorted(loss.format for loss in self._floor.curves.formats))
+        return measured if named == AUTO and measured else compared_formats(named, self._inputs.model.spec)
 
     @property
     def kv_caches(self) -> tuple[KvCacheFormat, ...]:
@@ -149,15 +121,7 @@ class BudgetJudge:
         )
 
     def densities(self, method: Method, formats: Formats) -> Sequence[float | None]:
-        """Returns the densities that keep the quality; see `Space`. Mixtures are for selectors that refine."""
-        format_name = coarsest(formats)
-        if layer_formats(formats) and not _refines(method):
-            return ()
-        drafts, named = self._acceptance(format_name) > 0, self._config.draft == COARSE
-        if not go_together(method, format_name, self._config.format != AUTO or drafts or named):
-            return ()
-        if named and not (load("coldpress.runtime.sparsity", Selector, method).is_whole and planes_of(format_name)):
-            return ()  # a run that refines loses by them, or to a dense run with them (docs/experiments, planes-10)
+        """Returns the densities that keep the quality; see `Space`."""
         try:
             return self._kept_densities(method, formats)
         except ColdpressError as error:
@@ -195,7 +159,7 @@ class BudgetJudge:
     def _kept_densities(self, method: Method, format_name: Formats) -> Sequence[float | None]:
         """Returns the densities that keep the quality; raises ColdpressError with the reason if there are none."""
         floor, asked = self._floor, self._config.density
-        if (reason := floor.why_unexplored(method, format_name)) is not None:
+        if (reason := floor.why_unexplored(method)) is not None:
             raise ColdpressError(reason)
         if not floor.curves.of(method):
             return (None,)  # every unit, or what zeros and predictors say
@@ -231,28 +195,17 @@ class BudgetJudge:
         return divided(config, self._inputs, formats=candidate.format)
 
     def tokens(self, candidate: Candidate) -> tuple[Sparsity, list[Token]]:
-        """Returns a candidate's division of the budget, and the figures of each replayed token; of a run that drafts,
-        those of a pass divided by its tokens."""
-        division, judged = self._divided(candidate), self(candidate)
-        found = self._replays.tokens(division, candidate.routing)
-        if judged.draft_tokens:
-            tokens = tokens_of_pass(self._drafting(division, 0.0)[1], self._acceptance(coarsest(candidate.format)))
-            found = [
-                Token(judged.token_s, *(figure / tokens for figure in (one.flash_s, one.reads, one.read_bytes)), 0, 0)
-                for one in found
-            ]
-        return division, found
+        """Returns a candidate's division of the budget, and the figures of each replayed token."""
+        division = self._divided(candidate)
+        return division, self._replays.tokens(division, candidate.routing)
 
     def _cost(self, candidate: Candidate) -> Judged:
         division = self._divided(candidate)
         token_s, hit_rate = self._replays.of(division, candidate.routing)
         density, held = division.mlp_density(self._inputs.model.spec), _held(division, self._inputs)
         budget = division.budget
-        units, drafts = flash_bytes(division.families, self._inputs.model.spec, division.formats), 0
+        units = flash_bytes(division.families, self._inputs.model.spec, division.formats)
         is_whole = load("coldpress.runtime.sparsity", Selector, candidate.method).is_whole
-        if is_whole and planes_of(division.format) and not candidate.streams_attention:
-            token_s, count = self._drafting(division, token_s)
-            drafts = MOST_DRAFTS if count else 0  # a run stops where another one does not pay
         whole = units <= budget.cache_bytes + budget.buffer_bytes
         used = budget.dram_budget_bytes - (budget.cache_bytes + budget.buffer_bytes - units if whole else 0)
         ratio = self._ratio(candidate, density, held)
@@ -264,26 +217,8 @@ class BudgetJudge:
             used,
             density,
             is_whole and candidate.routing is None,
-            drafts,
             whole,
         )
-
-    def _drafting(self, division: Sparsity, token_s: float) -> tuple[float, int]:
-        """Returns the seconds of a token of a dense run in planes with the best fixed number of drafts a pass, and that
-        number; `token_s`, those without drafts, and 0 if the user named the format and drafts lose. Raises
-        ColdpressError if drafts lose, and the plain format does as well."""
-        if acceptance := self._acceptance(division.format):
-            costs = self._replays.drafting(division)
-            if count := costs.best(MOST_DRAFTS, acceptance):
-                return costs.token_s(count, acceptance), count
-        if self._config.format == AUTO and self._config.draft != COARSE:
-            raise ColdpressError(f"drafts from coarse planes lose, so that {division.format} gains nothing")
-        return token_s, 0
-
-    def _acceptance(self, format_name: FormatName) -> float:
-        """Returns the share of accepted coarse drafts, less its error; 0 if unknown or not to be used."""
-        found = self._floor.curves.draft(format_name) if self._config.draft in (None, AUTO, COARSE) else None
-        return 0.0 if found is None else max(0.0, found.acceptance - (found.acceptance_error or 0.0))
 
     def _ratio(self, candidate: Candidate, density: float, held: float) -> float | None:
         """Returns the perplexity ratio to expect; None if nobody knows. Raises ColdpressError if keys and values lose
@@ -299,10 +234,6 @@ class BudgetJudge:
                 f"source's, at most {floor.max_ppl_ratio:g} may be lost"
             )
         return of_keys * ratio
-
-
-def _refines(method: Method) -> bool:
-    return load("coldpress.runtime.sparsity", Selector, method).IN_PLANES
 
 
 def _held(division: Sparsity, inputs: Inputs) -> float:

@@ -14,7 +14,6 @@ import numpy as np
 
 from coldpress.compiler.activity.choice import Choice
 from coldpress.compiler.activity.forward import LayerStream
-from coldpress.compiler.activity.in_planes import in_model
 from coldpress.compiler.activity.variants import Variant, compare, last_hidden
 from coldpress.compiler.io import Workspace, digest, load_arrays
 from coldpress.compiler.stages.allocate._task import Key, Shares
@@ -40,16 +39,15 @@ class MeasuredLosses:
     def __init__(
         self,
         stream: LayerStream,
-        model: LayerStream,
         selector: Selector[Any],
         fit: Fit,
         calibration: np.ndarray,
         validation: np.ndarray,
         work: Workspace,
     ) -> None:
-        """Runs nothing yet. The selector's loss shows in `model` (compiler/activity/in_planes.py). Blocks of tokens are
-        int [num_blocks, T]: `calibration` for `of`, `validation` for `on_validation`."""
-        self._stream, self._model, self._selector, self._fit, self._work = stream, model, selector, fit, work
+        """Runs nothing yet. Blocks of tokens are int [num_blocks, T]: `calibration` for `of`, `validation` for
+        `on_validation`."""
+        self._stream, self._selector, self._fit, self._work = stream, selector, fit, work
         self._calibration, self._validation = _Text("calibration", calibration), _Text("validation", validation)
 
     def of(self, variants: Sequence[Shares]) -> list[float]:
@@ -74,7 +72,7 @@ class MeasuredLosses:
 
         def choice(variant: Shares) -> Choice:
             arrays = {key: fitted[key, share] for key, share in variant.items()}
-            return in_model(Choice(self._selector, arrays, self._model.spec))
+            return Choice(self._selector, arrays, self._stream.spec)
 
         running = [
             Variant(choice(variant), families, _first_difference(variants[0], variant) if number else 0)
@@ -82,7 +80,7 @@ class MeasuredLosses:
         ]
         if text.whole is None:
             text.whole = self._stream.last_hidden(text.tokens)
-        hidden = last_hidden(self._model, text.tokens, running)
+        hidden = last_hidden(self._stream, text.tokens, running)
         return compare(self._stream, text.tokens, text.whole, hidden).kld_sums.sum(axis=1) / text.tokens.size
 
 

@@ -3,11 +3,11 @@
 Measured ratios of perplexity scatter. A curve that never rises with density is fitted to them (isotonic regression,
 weighted by their errors), with no loss at a density of 1. Between two densities it is interpolated. A density, or a
 format, keeps the floor if its ratio does with one standard error added: the artifact is judged on other text at the
-end. A curve of units that are refined in planes includes the loss of its format, and was measured up to a density of 1.
+end.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, TypeVar
@@ -15,10 +15,8 @@ from typing import Any, TypeVar
 import numpy as np
 
 from coldpress.compiler.cost_model import tensor_bytes
-from coldpress.compiler.stages.allocate._mixtures import mixed, saved_share
 from coldpress.runtime.plan.kv_cache import DEFAULT_KV_CACHE
 from coldpress.runtime.plugins import load
-from coldpress.runtime.quantization._planes import coarsest, finest, in_words, whole_format
 from coldpress.runtime.sparsity import Selector
 from coldpress.schemas.curves import Curve, Curves, Loss, RoutingCurve
 from coldpress.schemas.families import (
@@ -28,8 +26,8 @@ from coldpress.schemas.families import (
     Method,
     OwnHead,
     head_of,
-    layer_formats,
     of_layers,
+    slice_formats,
 )
 from coldpress.schemas.layout import KvCacheFormat, RoutingName
 from coldpress.schemas.model import ModelSpec
@@ -60,20 +58,13 @@ class Floor:
         """Returns the perplexity ratio of formats with one standard error added."""
         return self.format_ratio(formats) + math.hypot(*map(error_of, self._losses(formats)))
 
-    def head_ratio(self, formats: Formats) -> float:
-        """Returns the perplexity ratio of a head in a format of its own, at least 1; 1 for any other."""
-        return math.prod(max(1.0, loss.ppl_ratio) for loss in self._head_loss(formats))
-
     def _losses(self, formats: Formats) -> list[Loss]:
         """Returns the losses of layers, of several formats the largest, and of the head, where they are known."""
         if isinstance(formats, OwnHead):
             return self._losses(formats.layers) + self._head_loss(formats)
-        if not isinstance(formats, str):
-            return max(
-                map(self._losses, map(coarsest, set(formats))), key=lambda found: [loss.ppl_ratio for loss in found]
-            )
-        loss = self.curves.draft(formats) or self.curves.format_loss(whole_format(formats))
-        return [] if loss is None else [loss]
+        names = {name for one in ((formats,) if isinstance(formats, str) else formats) for name in slice_formats(one)}
+        known = [loss for name in names if (loss := self.curves.format_loss(name)) is not None]
+        return [max(known, key=lambda loss: loss.ppl_ratio)] if known else []
 
     def _head_loss(self, formats: Formats) -> list[Loss]:
         head = head_of(formats)
@@ -106,16 +97,16 @@ class Floor:
     def least_density(self, method: Method, name: Formats, resident_share: float = 0.0) -> float | None:
         """Returns the lowest density that keeps the floor, or None; `resident_share`: the units in DRAM, as a share."""
         found = [
-            least_density(curve, self.max_ppl_ratio / self._besides(curve, name, self.most_format_ratio))
-            for curve in self._around(method, name, resident_share)
+            least_density(curve, self.max_ppl_ratio / self.most_format_ratio(name))
+            for curve in self._around(method, resident_share)
         ]
         densities = [density for density in found if density is not None]
         return max(densities) if densities and len(densities) == len(found) else None
 
     def ratio(self, method: Method, name: Formats, density: float, resident_share: float = 0.0) -> float | None:
         """Multiplies the losses of selector and format; None if nobody knows one of them."""
-        if curves := self._around(method, name, resident_share):
-            return max(self._besides(curve, name, self.format_ratio) * ratio_at(curve, density) for curve in curves)
+        if curves := self._around(method, resident_share):
+            return self.format_ratio(name) * max(ratio_at(curve, density) for curve in curves)
         selector = load("coldpress.runtime.sparsity", Selector, method)
         return self.format_ratio(name) if selector.EXACT or selector.NEEDS_PREDICTORS or selector.is_whole else None
 
@@ -142,28 +133,17 @@ class Floor:
     def _routing_curves(self, name: RoutingName, resident_share: float) -> tuple[RoutingCurve, ...]:
         return _nearest([curve for curve in self.curves.routings if curve.routing == name], resident_share)
 
-    def why_unexplored(self, method: Method, name: Formats) -> str | None:
+    def why_unexplored(self, method: Method) -> str | None:
         """Returns why a lossy selector has no curve, such as in curves of an older build; None where it needs none."""
         selector = load("coldpress.runtime.sparsity", Selector, method)
-        if self.of(method, name) or selector.EXACT or selector.NEEDS_PREDICTORS or selector.is_whole:
+        if self.curves.of(method) or selector.EXACT or selector.NEEDS_PREDICTORS or selector.is_whole:
             return None
         reasons = (found.reason for found in self.curves.unexplored if found.method == method)
-        return next(reasons, f"these quality curves lack it in {in_words(name)}; explore=whole measures it")
+        return next(reasons, "these quality curves lack it; explore=whole measures it")
 
-    def _besides(self, curve: Curve, name: Formats, ratio: Callable[[Formats], float]) -> float:
-        """Returns the perplexity ratio, as `ratio` gives it, of a format that a curve does not include."""
-        return ratio(name) if curve.format is None else self.head_ratio(name)
-
-    def of(self, method: Method, name: Formats) -> list[Curve]:
-        """Returns a selector's curves that hold in a format; of a mixture, those between its two formats."""
-        if layer_formats(name):
-            coarser, finer = (self.of(method, one) for one in (coarsest(name), finest(name)))
-            return mixed(coarser, finer, saved_share(self.curves, name))
-        return [curve for curve in self.curves.of(method) if curve.format in (None, coarsest(name))]
-
-    def _around(self, method: Method, name: Formats, resident_share: float) -> tuple[Curve, ...]:
+    def _around(self, method: Method, resident_share: float) -> tuple[Curve, ...]:
         """Returns curves of the nearest resident shares; the worse one counts, since nothing is known between them."""
-        return _nearest(self.of(method, name), resident_share)
+        return _nearest(self.curves.of(method), resident_share)
 
 
 def error_of(loss: Loss) -> float:
@@ -239,12 +219,10 @@ def _fitted(curve: Curve) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 @lru_cache(maxsize=1024)  # a search asks for a curve with every budget, format and density
 def _fit(curve: Curve) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns densities, ratios that never rise, and their errors, float64 [n] each, up to a density of 1: without
-    loss, where it was not measured."""
+    """Returns densities, ratios that never rise, and their errors, float64 [n] each, up to a density of 1, which loses
+    nothing."""
     densities = np.array([point.density for point in curve.points])
     known = np.array([point.ppl_ratio_error or 0.0 for point in curve.points])
     measured = [point.ppl_ratio for point in curve.points]
     ratios = _monotone(measured, [point.ppl_ratio_error for point in curve.points], increasing=False)
-    if densities[-1] == 1:
-        return densities, ratios, known
     return np.append(densities, 1.0), np.append(ratios, 1.0), np.append(known, 0.0)

@@ -22,14 +22,13 @@ from coldpress.compiler.activity.cached_routing import routed
 from coldpress.compiler.activity.choice import Arrays, Choice, replayed_layers
 from coldpress.compiler.activity.unit_statistics import NORMS, all_statistics
 from coldpress.compiler.cost_model import all_read_units, flash_bytes, unit_bytes
-from coldpress.compiler.dense_run import dense_run, draft_costs
+from coldpress.compiler.dense_run import dense_run
 from coldpress.compiler.io import load_arrays
 from coldpress.compiler.seconds import Key, Setting
 from coldpress.compiler.sections import make_sections
 from coldpress.compiler.shared_settings import OVERPREDICTION
 from coldpress.compiler.stages.allocate._rules import Inputs
 from coldpress.runtime.cache import CachePolicy
-from coldpress.runtime.generate.speculation import Costs
 from coldpress.runtime.plan.budget import Claim, units_with_room
 from coldpress.runtime.plugins import load, load_class, options_of
 from coldpress.runtime.routers import router_of
@@ -107,12 +106,6 @@ class Replays:
         token_s, hit_rate = (sum(share * figures[at] for share, figures in found) for at in range(2))
         return Replayed(token_s, hit_rate)
 
-    def drafting(self, sparsity: Sparsity) -> Costs:
-        """Returns what drafts from coarse planes cost in a dense run, and the passes that check them."""
-        shape = sparsity.in_one_format, sparsity.context_length, sparsity.budget.dram_budget_bytes, self._inputs.device
-        room_bytes = sparsity.budget.buffer_bytes + sparsity.budget.cache_bytes
-        return draft_costs(self._inputs.model, *shape, sparsity.kv_cache, room_bytes=room_bytes)
-
     def tokens(self, sparsity: Sparsity, routing: SearchedRouting | None = None) -> list[seconds.Token]:
         """Returns the figures of each replayed token, whose means `of` returns; one stands for all of a dense run."""
         run = self._dense(sparsity)
@@ -131,7 +124,7 @@ class Replays:
         if sparsity.method != "dense" or sparsity.families != (WHOLE_MLP,) or self._traces_experts(sparsity):
             return None
         budget, device = sparsity.budget, self._inputs.device
-        shape = (sparsity.in_one_format, sparsity.context_length, budget.dram_budget_bytes, device, sparsity.kv_cache)
+        shape = (sparsity.formats, sparsity.context_length, budget.dram_budget_bytes, device, sparsity.kv_cache)
         return dense_run(self._inputs.model, *shape, room_bytes=budget.buffer_bytes + budget.cache_bytes)
 
     def _traces_experts(self, sparsity: Sparsity) -> bool:
@@ -248,10 +241,9 @@ def in_one_format(sparsity: Sparsity, spec: ModelSpec) -> list[tuple[float, Spar
     that have it; DRAM holds as many units.
 
     The few layers that are replayed stand for all. Where formats differ they would stand for the wrong ones: instead
-    they are replayed in each format, and the figures are averaged. That is exact for what a token computes besides its
-    requests, since coarse planes add up.
+    they are replayed in each format, and the figures are averaged.
     """
-    if not sparsity.layer_formats:
+    if len({*sparsity.layer_formats}) < 2:
         return [(1.0, sparsity)]
     held = sparsity.budget.cache_bytes / flash_bytes(sparsity.families, spec, sparsity.formats)
 

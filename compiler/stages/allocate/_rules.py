@@ -11,7 +11,6 @@ import numpy as np
 from pydantic import Field
 
 from coldpress.compiler.activity.calibration_pass import ComputeConfig, stream_of
-from coldpress.compiler.activity.in_planes import model_for
 from coldpress.compiler.activity.unit_statistics import UnitStatistics, all_statistics
 from coldpress.compiler.io import Workspace, load_arrays
 from coldpress.compiler.stages.allocate._densities import over_layers
@@ -162,5 +161,4 @@ class _Known:
         blocks = [load_arrays(inputs.corpus.split(name).arrays)["tokens"] for name in ("calibration", "validation")]
         count = max(1, self._config.allocation_tokens // blocks[0].shape[1])
         stream, _ = stream_of(self._config, inputs.model, inputs.threads)
-        model = model_for(selector, stream, self._method.formats, self._method.unit_bytes)
-        return MeasuredLosses(stream, model, selector, fit, blocks[0][:count], blocks[1][:count], inputs.work)
+        return MeasuredLosses(stream, selector, fit, blocks[0][:count], blocks[1][:count], inputs.work)

@@ -5,9 +5,9 @@ from dataclasses import replace
 
 from coldpress.compiler.search import Goal, Judged, fastest_dense
 from coldpress.runtime.plan.kv_cache import DEFAULT_KV_CACHE
-from coldpress.runtime.quantization._planes import format_fields, in_words
+from coldpress.runtime.quantization._mixed import format_fields, in_words
 from coldpress.schemas.errors import ColdpressError
-from coldpress.schemas.families import Method, layer_formats, of_layers
+from coldpress.schemas.families import Method, of_layers
 from coldpress.schemas.sparsity import Tried
 
 
@@ -26,7 +26,7 @@ def tried_of(
     found = [
         _entry(
             one,
-            _why_best(one, dense, goal, alone) + _mixtures(one, judged) + _head(one, judged) + _keys(one, judged)
+            _why_best(one, dense, goal, alone) + _head(one, judged) + _keys(one, judged)
             if one is best
             else _over_dense(one, dense),
         )
@@ -72,7 +72,6 @@ def _entry(one: Judged, reason: str) -> Tried:
         density=min(1.0, one.density),
         ppl_ratio=one.ppl_ratio,
         hit_rate=one.hit_rate,
-        draft_tokens=one.draft_tokens,
         routing=candidate.routing,
         dram_bytes=one.dram_bytes,
     )
@@ -120,21 +119,6 @@ def _keys(one: Judged, judged: Sequence[Judged]) -> str:
     return found
 
 
-def _mixtures(one: Judged, judged: Sequence[Judged]) -> str:
-    """Compares mixtures of formats with the best of the same selector in one format; empty if there were none."""
-    others = [other for other in judged if other.candidate.method == one.candidate.method and other.refusal is None]
-    mixed = [other for other in others if layer_formats(other.candidate.format)]
-    uniform = [other for other in others if not layer_formats(other.candidate.format)]
-    if layer_formats(one.candidate.format):
-        words = f"; {in_words(one.candidate.format)}, the matrices that save the most loss"
-        best = min(uniform, key=lambda other: other.token_s, default=None)
-        return words if best is None else f"{words}: with one format everywhere, the best takes {_times(best, one)}"
-    if not mixed:
-        return ""
-    best = min(mixed, key=lambda other: other.token_s)
-    return f"; {in_words(best.candidate.format)}, the best mixture, takes {_times(best, one)}"
-
-
 def _times(other: Judged, one: Judged) -> str:
     return f"{other.token_s / one.token_s:.2f} times as long"
 
@@ -151,7 +135,7 @@ def _why_taken(one: Judged, dense: Judged | None, goal: Goal) -> str:
         )
     if one.candidate.streams_attention:
         return "every weight is used, and attention's are read from flash, too: nothing fits with attention in DRAM"
-    if one.is_whole and not one.draft_tokens:
+    if one.is_whole:
         return "every weight is used, since leaving some out is not clearly faster at this quality"
     return f"the fastest that keeps the quality, {_over_dense(one, dense)}"
 
@@ -159,9 +143,6 @@ def _why_taken(one: Judged, dense: Judged | None, goal: Goal) -> str:
 def _over_dense(one: Judged, dense: Judged | None) -> str:
     if dense is None or one is dense:
         return "a dense run" if one.is_whole else "a dense run does not fit"
-    if one.draft_tokens:
-        drafts = f"by up to {one.draft_tokens} drafts a pass from its coarse planes"
-        return f"{dense.token_s / one.token_s:.2f} times as fast as a dense run, {drafts}"
     if (routing := one.candidate.routing) is not None:
         gain = f"{dense.token_s / one.token_s:.2f} times as fast as a dense run"
         return f"{gain}, with routers that prefer experts in DRAM ({routing.routing}:{routing.strength:g})"

@@ -37,7 +37,7 @@ def masks_of(spec: ModelSpec, sparsity: Sparsity) -> tuple[Mask, ...]:
     empty if it leaves nothing out."""
     choice = choice_of(sparsity, spec)
     selector = choice.selector
-    if selector.EXACT or selector.IN_PLANES:
+    if selector.EXACT:
         return ()
     options = options_of(selector, sparsity.options)
     missed = selector.MISSED_SHARE if spec.exact_zeros else 0.0

@@ -11,7 +11,6 @@ from torch import nn
 from coldpress.compiler.training.source import Source
 from coldpress.runtime.plugins import load
 from coldpress.runtime.quantization import Format
-from coldpress.runtime.quantization._planes import whole_format
 from coldpress.schemas.families import slices
 from coldpress.schemas.sparsity import Sparsity
 
@@ -61,7 +60,7 @@ def stored_matrices(source: Source, sparsity: Sparsity) -> dict[str, Stored]:
             (stop - shape[0], stop, role.split(".")[-2] in columns)
             for role, shape, stop in zip(roles, shapes, stops, strict=True)
         )
-        found[name] = Stored(parts, whole_format(sparsity.format))
+        found[name] = Stored(parts, sparsity.format)
     return found
 
 

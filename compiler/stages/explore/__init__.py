@@ -1,6 +1,6 @@
 """explore: measures what each format of weights, and of keys and values, costs in quality, and records how the model's
 signals look on held-out text; with explore=whole, on more text, also what each selector costs at several densities, and
-drafts and routings.
+routings.
 
 Runs only where the method is open (`method=auto`), once per model: nothing here depends on a device. What else is worth
 measuring does depend on it: nothing where the whole model fits in DRAM, and otherwise what can still win under the
@@ -12,16 +12,14 @@ out; all densities of a candidate share one pass over validation text, so that e
 the same in all layers, divided among families by the selector; `allocate` divides better ones. Those that a selector
 cannot reach are left out. A selector that sees residency is measured with an LFU cache in the loop, at two sizes of
 DRAM; `flash` also prices reads, which no model determines: its curves are for a reference flash and the default format
-(compiler/quality/variants.py). One that refines has a curve for each format in planes, in that format's weights.
+(compiler/quality/variants.py).
 
 The pass of the whole model records a trace: the signals of a few layers, with which `allocate` replays each candidate's
 requests. Codes are those that the build's algorithm chooses, where it needs Gram matrices by those of the whole model,
 since nothing is left out yet. A format's loss is that of all matrices of the layers, or of the head alone; a KV
-cache's, that of keys and values rounded head by head. Where a selector refines, one pass also measures what each matrix
-gains by a finer coarse plane (compiler/quality/gains.py). In a mixture, routers that prefer experts in DRAM are
-measured with an LFU cache in the loop, too, at several strengths (compiler/quality/routings.py). A draft from coarse
-planes is accepted where its greedy choice is that of both planes. Each pass leaves a file, so that a run that was
-interrupted goes on with the next pass.
+cache's, that of keys and values rounded head by head. In a mixture, routers that prefer experts in DRAM are measured
+with an LFU cache in the loop, too, at several strengths (compiler/quality/routings.py). Each pass leaves a file, so
+that a run that was interrupted goes on with the next pass.
 """
 
 from collections.abc import Iterable
@@ -38,14 +36,14 @@ from coldpress.compiler.quality.needs import needs_of_passes
 from coldpress.compiler.quality.passes import Passes, PassesConfig, remove_grams, rounding_of
 from coldpress.compiler.quality.routings import routing_curves
 from coldpress.compiler.quality.trace import few_tokens, whole_run
-from coldpress.compiler.quality.variants import asked, drafting, head_formats, plain_formats, refining
+from coldpress.compiler.quality.variants import asked, head_formats_of, layer_formats_of
 from coldpress.compiler.rounding._matrix import NEAREST, Rounding
-from coldpress.compiler.shared_settings import WHOLE, DraftSetting, MethodSetting, RoutingSetting
+from coldpress.compiler.shared_settings import WHOLE, MethodSetting, RoutingSetting
 from coldpress.compiler.steps import Steps
 from coldpress.runtime.plan.kv_cache import formats_of
 from coldpress.schemas.activations import Activations
 from coldpress.schemas.corpus import Corpus
-from coldpress.schemas.curves import Curves, Unexplored
+from coldpress.schemas.curves import Curves, FormatLoss, Unexplored
 from coldpress.schemas.families import Method
 from coldpress.schemas.model import Model, ModelSpec
 from coldpress.schemas.preflight import StageNeeds
@@ -53,8 +51,11 @@ from coldpress.schemas.preflight import StageNeeds
 if TYPE_CHECKING:
     from coldpress.compiler.needs import Build
 
+USELESS_RATIO = 3.0
+"""A format that takes perplexity to more than this is the smallest that is measured."""
 
-class ExploreConfig(PassesConfig, MethodSetting, DraftSetting, RoutingSetting):
+
+class ExploreConfig(PassesConfig, MethodSetting, RoutingSetting):
     """Settings of `explore`."""
 
 
@@ -91,31 +92,31 @@ def explored(
     tokens = few_tokens(blocks) if methods is None else blocks[: max(1, config.explore_tokens // blocks.shape[1])]
     stream, _ = stream_of(config, model, threads)
     trace_layers, spec, options = replayed_layers(model.spec), model.spec, {}
-    kv_caches, drafts, routings = formats_of(spec)[1:], (), []
+    kv_caches, routings = formats_of(spec)[1:], []
     if methods is not None:
         options = {name: own_options(name, config.options) for name in methods}
-        drafts = drafting(config.draft, spec)
         routings = routing_curves(config.routing, spec)
-    (reasons, curves), pairs = asked(options, spec), refining(options)
-    measured = (plain_formats(), head_formats(), curves, kv_caches, drafts, pairs, routings)
+    reasons, curves = asked(options, spec)
+    of_layers, of_head = layer_formats_of(model), head_formats_of(model)
+    measured = (of_layers, of_head, curves, kv_caches, routings)
     steps = Steps("explore", 1 + sum(map(len, measured)), "passes")
     trace, whole = whole_run(stream, tokens, trace_layers, work)
     steps.add()
     passes = Passes("explore", stream, tokens, whole, work, steps, rounding)
     of_formats = passes if methods is None or len(tokens) == len(blocks) else _on_every_block(passes, blocks)
-    formats = {name: of_formats.format(name) for name in plain_formats()}
+    formats: list[FormatLoss] = []
+    for name in of_layers:
+        if formats and formats[-1].ppl_ratio > USELESS_RATIO:
+            break  # smaller formats lose more
+        formats.append(of_formats.format(name))
     return Curves(
         weights_sha256=model.weights_sha256,
         num_tokens=tokens.size,
         block_tokens=tokens.shape[1],
-        curves=tuple(
-            passes.curve(along, options[along.method], activations, formats, as_large=as_large) for along in curves
-        ),
-        formats=tuple(formats.values()),
-        heads=tuple(map(passes.head, head_formats())),
+        curves=tuple(passes.curve(along, options[along.method], activations, as_large=as_large) for along in curves),
+        formats=tuple(formats),
+        heads=tuple(map(passes.head, of_head)),
         kv_caches=tuple(map(passes.kv_cache, kv_caches)),
-        drafts=tuple(map(passes.draft, drafts)),
-        layer_gains=tuple(passes.gains(*pair) for pair in pairs),
         routings=tuple(map(passes.routing, routings)),
         unexplored=tuple(Unexplored(method=name, reason=reason) for name, reason in reasons.items()),
         trace=trace,

@@ -10,18 +10,18 @@ import gguf
 import numpy as np
 
 from coldpress.compiler.llama_cpp.architectures import Architecture
+from coldpress.compiler.llama_cpp.types import FORMATS
 from coldpress.compiler.stages.export import _gguf_vocabulary, _llama_cpp
-from coldpress.compiler.stages.export._gguf_options import BLOCK, FORMATS, Options, TypeName, own_type
+from coldpress.compiler.stages.export._gguf_options import Options, fits, own_type
 from coldpress.compiler.stages.export._stored import StoredModel, StoredTensor
 from coldpress.runtime import plugins
 from coldpress.runtime.quantization import Format
 
-FILE_TYPES: dict[TypeName, gguf.LlamaFileType] = {
-    "F32": gguf.LlamaFileType.ALL_F32,
-    "F16": gguf.LlamaFileType.MOSTLY_F16,
-    "Q8_0": gguf.LlamaFileType.MOSTLY_Q8_0,
-    "Q4_0": gguf.LlamaFileType.MOSTLY_Q4_0,
-}
+
+def file_type(name: str) -> gguf.LlamaFileType:
+    """Returns llama.cpp's name for a file whose matrices mostly have this type."""
+    names = (f"ALL_{name}", f"MOSTLY_{name}", f"MOSTLY_{name}_M")
+    return next(gguf.LlamaFileType[one] for one in names if one in gguf.LlamaFileType.__members__)
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,8 @@ class Planned:
     """Roles of the matrices it holds: one, those of all experts, or those whose rows it joins."""
     stored: StoredTensor
     """Storage of the first role; all others are stored the same way."""
-    type: TypeName
+    type: str
+    """One of GGUF's."""
     rotated_heads: int
     """Heads whose rows llama.cpp expects in another order; 0 for most tensors."""
     shape: tuple[int, ...]
@@ -97,11 +98,11 @@ def _planned(model: StoredModel, architecture: Architecture, roles: tuple[str, .
     return Planned(name, roles, stored, kind, heads, (num_rows, *stored.shape[1:]))
 
 
-def _type_of(stored: StoredTensor, options: Options) -> TypeName:
+def _type_of(stored: StoredTensor, options: Options) -> str:
     if stored.format is None:
         return "F32"
     wanted = own_type(stored.role, stored.format) if options.gguf_type == "stored" else options.gguf_type
-    return "F16" if wanted in ("Q8_0", "Q4_0") and stored.shape[1] % BLOCK else wanted
+    return wanted if fits(wanted, stored.shape[1]) else "F16"
 
 
 def _add_facts(writer: gguf.GGUFWriter, model: StoredModel, planned: list[Planned], rounded: list[str]) -> None:
@@ -109,8 +110,8 @@ def _add_facts(writer: gguf.GGUFWriter, model: StoredModel, planned: list[Planne
     writer.add_name(manifest.source.name)
     if manifest.source.license:
         writer.add_license(manifest.source.license)
-    types: Counter[TypeName] = Counter(tensor.type for tensor in planned if tensor.stored.format is not None)
-    writer.add_file_type(FILE_TYPES[types.most_common(1)[0][0]])
+    types: Counter[str] = Counter(tensor.type for tensor in planned if tensor.stored.format is not None)
+    writer.add_file_type(file_type(types.most_common(1)[0][0]))
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
     writer.add_string("coldpress.artifact_sha256", model.artifact.sha256)
     writer.add_uint32("coldpress.num_rounded_tensors", len(rounded))

@@ -4,19 +4,17 @@ from typing import Literal
 
 from pydantic import Field
 
+from coldpress.compiler.llama_cpp.types import BLOCKS, FORMATS
 from coldpress.schemas.base import Record
 from coldpress.schemas.errors import ColdpressError
 
-TypeName = Literal["F32", "F16", "Q8_0", "Q4_0"]
+
+def fits(type_name: str, length: int) -> bool:
+    """Tells whether rows of `length` values are whole blocks of a GGUF type: GGUF's rows are not padded."""
+    return length % BLOCKS[type_name][0] == 0
 
 
-FORMATS: dict[TypeName, str] = {"F16": "fp16", "Q8_0": "int8_group32", "Q4_0": "int4_group32"}
-"""Our format with the same values and row layout as a GGUF type."""
-BLOCK = 32
-"""Values that share a scale in Q8_0 and Q4_0. GGUF rows are not padded to whole blocks."""
-
-
-def own_type(role: str, format_name: str) -> TypeName:
+def own_type(role: str, format_name: str) -> str:
     """Returns the GGUF type with a format's values and layout.
 
     Raises:

@@ -15,8 +15,7 @@ from coldpress.runtime import plugins
 from coldpress.runtime.artifact import contents, tensor_files
 from coldpress.runtime.artifact.reader import Artifact
 from coldpress.runtime.quantization import Format
-from coldpress.runtime.quantization._planes import unit_planes, whole_format
-from coldpress.schemas.families import FormatName, slice_length
+from coldpress.schemas.families import FormatName, slice_formats, slice_length
 from coldpress.schemas.layout import Section
 from coldpress.schemas.manifest import FLASH_FILE, MANIFEST_FILE, RESIDENT_FILE
 from coldpress.schemas.model import matrices, role_shape
@@ -60,7 +59,6 @@ class StoredModel:
         self.tensors = {
             tensor.role: StoredTensor(tensor.role, tuple(tensor.shape), tensor.format)
             for tensor in artifact.manifest.resident
-            if not tensor.role.endswith(".coarse")  # part of the units
         }
         for section in artifact.manifest.flash.sections:
             self._find(section)
@@ -75,16 +73,17 @@ class StoredModel:
 
     def _find(self, section: Section) -> None:
         family = next(entry for entry in self.artifact.manifest.families if entry.family == section.family)
+        formats = slice_formats(section.format or family.format, len(family.slices))
         for layer in section.layers:
             start = 0
-            for piece in family.slices:
-                stop = start + contents.nbytes(whole_format(family.format), slice_length(piece, self.spec))
+            for piece, form in zip(family.slices, formats, strict=True):
+                stop = start + contents.nbytes(form, slice_length(piece, self.spec))
                 names = matrices(piece.role, self.spec)
                 each = section.num_units // len(names)
                 for expert, name in enumerate(names):
                     role, units = f"layers.{layer}.{name}.weight", range(expert * each, (expert + 1) * each)
                     shape = role_shape(self.spec, role)
-                    self.tensors[role] = StoredTensor(role, shape, whole_format(family.format), piece.axis == "column")
+                    self.tensors[role] = StoredTensor(role, shape, form, piece.axis == "column")
                     self._places[role] = _Place(section, layer, units, start, stop)
                 start = stop
 
@@ -121,17 +120,8 @@ class StoredModel:
         found = np.empty((len(wanted), place.stop_bytes - place.start_bytes), np.uint8)
         for start in range(0, lying.size, AT_A_TIME):
             part = lying[start : start + AT_A_TIME]
-            whole = self._whole(place, order[part], units[part])
-            found[order[part] - wanted.start] = whole[:, place.start_bytes : place.stop_bytes]
+            found[order[part] - wanted.start] = units[part, place.start_bytes : place.stop_bytes]
         return found
-
-    def _whole(self, place: _Place, ids: np.ndarray, units: np.ndarray) -> np.ndarray:
-        """Returns units in the plain format, uint8 [n, bytes]."""
-        family = next(one for one in self.artifact.manifest.families if one.family == place.section.family)
-        planes = unit_planes(place.section.format or family.format)
-        if planes is None:
-            return units
-        return planes.join(self._resident[contents.coarse_role(place.layer, family.family)][ids], units)
 
     def values(self, role: str) -> np.ndarray:
         """Returns the values of a tensor, float32 in the checkpoint's shape."""

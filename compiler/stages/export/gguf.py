@@ -1,11 +1,11 @@
 """gguf: writes the model as one GGUF file, which llama.cpp loads.
 
-F16, Q8_0 and Q4_0 have the values and the layout of `fp16`, `int8_group32` and `int4_group32`: rows that are stored in
-one of these are copied, bit for bit. A matrix encoded by column (so that columns can be read one by one) is decoded and
-encoded again along its input, which rounds 8-bit and 4-bit values a second time; the file lists such tensors under
-`coldpress.rounded_tensors`. GGUF has no padded rows: a matrix whose row length is no multiple of 32 becomes F16. All
-experts of a layer form one tensor, which is listed if one of its matrices was rounded. Norms, biases and routers are
-F32, as in llama.cpp's own files. `_llama_cpp.py` knows what llama.cpp computes for which architecture.
+GGUF has a type for each format but int3_group32 (compiler/llama_cpp/types.py): rows are copied, bit for bit. A matrix
+encoded by column (so that columns can be read one by one) is decoded and encoded again along its input, which rounds a
+second time; the file lists such tensors under `coldpress.rounded_tensors`. GGUF has no padded rows: a matrix whose rows
+are not whole blocks becomes F16. All experts of a layer form one tensor, which is listed if one of its matrices was
+rounded. Norms, biases and routers are F32, as in llama.cpp's own files. `_llama_cpp.py` knows what llama.cpp computes
+for which architecture.
 """
 
 from collections.abc import Mapping
@@ -13,7 +13,8 @@ from math import prod
 from pathlib import Path
 
 from coldpress.compiler.cost_model import slice_bytes, stored_format
-from coldpress.compiler.stages.export._gguf_options import BLOCK, FORMATS, Options, own_type
+from coldpress.compiler.llama_cpp.types import FORMATS
+from coldpress.compiler.stages.export._gguf_options import Options, fits, own_type
 from coldpress.compiler.stages.export._stored import StoredModel
 from coldpress.compiler.stages.export._target import Target
 from coldpress.schemas.families import FormatName
@@ -49,7 +50,7 @@ class Plugin(Target[Options]):
             if kept is None or len(shape) == 1:
                 total += 4 * prod(shape)
             else:
-                chosen = kept if options.gguf_type == "stored" else FORMATS[options.gguf_type]
-                own_type(role, chosen)
-                total += prod(shape[:-1]) * slice_bytes(shape[-1], "fp16" if shape[-1] % BLOCK else chosen)
+                kind = own_type(role, kept) if options.gguf_type == "stored" else options.gguf_type
+                chosen = FORMATS[kind] if fits(kind, shape[-1]) else "fp16"
+                total += prod(shape[:-1]) * slice_bytes(shape[-1], chosen)
         return total

@@ -15,7 +15,7 @@ from coldpress.compiler.checkpoint.private import record_of
 from coldpress.compiler.io import checked_file, checked_path, digest, load_arrays
 from coldpress.compiler.stages.package.hashing import Written
 from coldpress.compiler.stages.package.joined import Codes
-from coldpress.runtime.quantization._planes import in_words
+from coldpress.runtime.quantization._mixed import in_words
 from coldpress.schemas import __version__
 from coldpress.schemas.corpus import Corpus
 from coldpress.schemas.curves import Curves

@@ -165,9 +165,7 @@ def _settled(
     elif (curve := known.activations and known.activations.experts) is not None:
         badly = experts.warning(curve, plan, known.model.spec, known.sections)
         found.reasons += [badly] if badly else []
-    if sparsity.draft_tokens:
-        plan = drafting.with_coarse(plan, sparsity.draft_tokens)
-    elif config.draft not in (None, NO_DRAFT):
+    if config.draft not in (None, NO_DRAFT):
         plan, why = drafting.with_draft(
             config.draft, known.setting(plan), lambda: load_arrays(corpus.split("validation").arrays)["tokens"]
         )
@@ -230,8 +228,6 @@ def _ahead(config: PlanConfig, division: Division, known: Known, settings: Setti
         lambda ahead: division.plan(replace(settings, ahead=ahead)),
         division.unpinned_bytes(settings),
     )
-    if config.preload == AUTO and load("coldpress.runtime.sparsity", Selector, run.sparsity.method).IN_PLANES:
-        return NOTHING  # a guess takes another product with the coarse planes, for which nothing accounts
     if config.preload == AUTO:
         return preloading.chosen(run)
     found, _ = preloading.best(run)

@@ -16,13 +16,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from coldpress.compiler.candidates import AUTO, check_draft, drafts_for
+from coldpress.compiler.candidates import AUTO, drafts_for
 from coldpress.compiler.seconds import Setting
 from coldpress.compiler.stages.plan._search import WORTH
 from coldpress.runtime.drafts import DRAFT_TOKENS, Draft
 from coldpress.runtime.plan.budget import holds_everything
 from coldpress.runtime.plugins import load
-from coldpress.runtime.quantization._planes import coarsest
 from coldpress.runtime.simulate import pass_seconds
 from coldpress.runtime.sparsity import sees_others
 from coldpress.schemas.errors import ColdpressError
@@ -64,11 +63,6 @@ class Gain(NamedTuple):
         )
 
 
-def with_coarse(plan: Plan, draft_tokens: int) -> Plan:
-    """Returns a plan that drafts with its coarse planes, as the search of `allocate` decided."""
-    return _drafting(plan, "coarse", draft_tokens)
-
-
 def with_draft(named: str, setting: Setting, blocks: Callable[[], np.ndarray]) -> tuple[Plan, str]:
     """Returns the setting's plan with the draft that it gets, and the reason.
 
@@ -90,9 +84,6 @@ def with_draft(named: str, setting: Setting, blocks: Callable[[], np.ndarray]) -
         )
     if why_not and named == AUTO:
         return plan, f"no drafts: {why_not}"
-    check_draft(named, coarsest(setting.formats))
-    if named != AUTO and load("coldpress.runtime.drafts", Draft, named).NEEDS_PLANES:
-        why_not = "the coarse model cannot be replayed without an artifact"
     if why_not:
         return _drafting(plan, named, DRAFT_TOKENS), f"drafts of {named}, as given, not compared: {why_not}"
     found = gains(drafts_for(named), blocks(), pass_seconds(setting.artifact, plan, 1 + max(COUNTS)))

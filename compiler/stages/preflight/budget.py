@@ -5,7 +5,16 @@ from dataclasses import replace
 from itertools import product
 from typing import NamedTuple
 
-from coldpress.compiler.candidates import ATTENTION, AUTO, DENSE, families_for, formats_for, own_options, with_attention
+from coldpress.compiler.candidates import (
+    ATTENTION,
+    AUTO,
+    DENSE,
+    check_format,
+    compared_formats,
+    families_for,
+    own_options,
+    with_attention,
+)
 from coldpress.compiler.cost_model import (
     flash_bytes,
     kv_cache_bytes,
@@ -20,7 +29,7 @@ from coldpress.compiler.quality.variants import head_formats
 from coldpress.compiler.sections import Whole, bookkeeping_bytes, make_sections
 from coldpress.runtime.plan.kv_cache import formats_of
 from coldpress.runtime.quantities import show_bytes
-from coldpress.runtime.quantization._planes import coarsest
+from coldpress.runtime.quantization._mixed import coarsest
 from coldpress.schemas.base import Options
 from coldpress.schemas.device import flash_seconds
 from coldpress.schemas.errors import DoesNotFitError
@@ -101,9 +110,10 @@ def check(build: Build) -> None:
         DoesNotFitError: with the uses of DRAM, the least budget and its speed, and changes with which the asked one
             would do.
     """
+    check_format(build.settings["allocate"]["format"], build.model.spec)
     needs = list(least_needs(build))
     # what a smaller head loses is measured later, so that `allocate` refuses it if it must
-    smaller = least_needs(build, head_formats()) if build.method == AUTO else ()
+    smaller = least_needs(build, head_formats(build.model.spec)) if build.method == AUTO else ()
     if any(need.fits for need in (*needs, *smaller)):
         return
     closest = min(needs, key=lambda need: need.least_bytes / need.asked_bytes)
@@ -146,7 +156,7 @@ def _remedies(build: Build) -> Iterator[tuple[str, Need]]:
         length //= 2
     changes: dict[str, list[object]] = {
         "kv_cache": [name for name in formats_of(build.model.spec) if own["kv_cache"] not in (name, AUTO)],
-        "format": [name for name in formats_for(AUTO) if own["format"] not in (name, AUTO)],
+        "format": [name for name in compared_formats(AUTO, build.model.spec) if own["format"] not in (name, AUTO)],
         "context_length": [*contexts],
     }
     for name, values in changes.items():

@@ -21,9 +21,7 @@ from coldpress.compiler.rounding._matrix import Known, grams_of, matrix_of
 from coldpress.compiler.rounding._weights import Algorithm
 from coldpress.compiler.shared_settings import AlgorithmSetting
 from coldpress.compiler.stages.quantize._units import encode_resident, encode_units
-from coldpress.runtime.artifact.contents import coarse_role
 from coldpress.runtime.plugins import load
-from coldpress.runtime.quantization._planes import unit_planes
 from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.families import format_at, layers_of
 from coldpress.schemas.gram import GramMatrices, measured_roles
@@ -114,18 +112,13 @@ def _quantize_layer(
     formats = {family: format_at(sparsity.formats, layer, family) for family in families}
     prefix = f"layers.{layer}."
     resident = tuple(tensor for tensor in whole if tensor.role.startswith(prefix))
-    matrices = tuple(tensor for tensor in resident if not tensor.role.endswith(".coarse"))
 
     def make() -> dict[str, np.ndarray]:
         logger.info("quantize: layer %d of %d", layer + 1, model.spec.num_hidden_layers)
         known = known_of(layer)
-        arrays = _encode_resident(algorithm, model, matrices, prefix, known)
+        arrays = _encode_resident(algorithm, model, resident, prefix, known)
         for family, name in formats.items():
-            codes, planes = encode_units(algorithm, model, layer, family, name, known), unit_planes(name)
-            if planes is not None:
-                coarse, codes = planes.split(codes)
-                arrays[coarse_role(layer, family).removeprefix(prefix)] = coarse
-            arrays[f"units.{family}"] = codes
+            arrays[f"units.{family}"] = encode_units(algorithm, model, layer, family, name, known)
         return arrays
 
     return LayerCodes(layer=layer, arrays=work.once(f"layer-{layer}", make), resident=resident)

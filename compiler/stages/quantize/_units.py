@@ -11,9 +11,9 @@ import numpy as np
 from coldpress.compiler.checkpoint.tensors import read_role, rotary_inv_freq
 from coldpress.compiler.rounding._matrix import Known, choose_codes
 from coldpress.compiler.rounding._weights import Algorithm, Weights
+from coldpress.runtime.artifact.contents import nbytes, unit_nbytes
 from coldpress.runtime.plugins import load
 from coldpress.runtime.quantization import Format
-from coldpress.runtime.quantization._planes import whole_format
 from coldpress.schemas.families import (
     FamilyName,
     FormatName,
@@ -34,19 +34,17 @@ SAMPLED_SLICES = 64
 def encode_units(
     algorithm: Algorithm, model: Model, layer: int, family: FamilyName, name: UnitFormat, known: Known
 ) -> np.ndarray:
-    """Encodes one family of one layer: uint8 [num_units, unit_bytes] by unit id, slices in the family's order; in a
-    format in planes, both together.
+    """Encodes one family of one layer: uint8 [num_units, unit_bytes] by unit id, slices in the family's order.
 
     Raises:
         CheckpointError: if a value is beyond the format's range.
     """
-    nbytes = load("coldpress.runtime.quantization", Format, whole_format(name)).nbytes
     pieces = slices(family, model.spec)
     lengths = [slice_length(piece, model.spec) for piece in pieces]
-    units = np.empty((num_units(family, model.spec), sum(map(nbytes, lengths))), np.uint8)
+    units = np.empty((num_units(family, model.spec), unit_nbytes(name, lengths)), np.uint8)
     stop = 0
     for piece, length, own in zip(pieces, lengths, slice_formats(name, len(pieces)), strict=True):
-        start, stop = stop, stop + nbytes(length)
+        start, stop = stop, stop + nbytes(own, length)
         names = matrices(piece.role, model.spec)
         each = len(units) // len(names)
         for expert, matrix in enumerate(names):
@@ -72,7 +70,7 @@ def encode_resident(algorithm: Algorithm, model: Model, tensor: ResidentTensor, 
 def _encode(algorithm: Algorithm, weights: Weights, role: str, format_name: FormatName) -> np.ndarray:
     """Encodes all slices, uint8 [n, nbytes(length)]; warns if they lose more than trained weights usually do."""
     codes = choose_codes(algorithm, weights, role, format_name)
-    codec = load("coldpress.runtime.quantization", Format, whole_format(format_name))
+    codec = load("coldpress.runtime.quantization", Format, format_name)
     picked = np.unique(np.linspace(0, weights.count - 1, min(SAMPLED_SLICES, weights.count)).round().astype(int))
     values = np.concatenate([weights.read(at, at + 1) for at in picked.tolist()])
     error, norm = np.linalg.norm(codec.decode(codes[picked], weights.length) - values), np.linalg.norm(values)

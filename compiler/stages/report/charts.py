@@ -286,7 +286,7 @@ class Chart:
 NUM_COLOURS = 6
 BUDGET, PROCESS, UNUSED = "the budget", "the process itself", "unused"
 USES = (
-    *("embeddings and head", "other resident weights", "coarse planes", "predictors", "pinned units", "cached units"),
+    *("embeddings and head", "other resident weights", "predictors", "pinned units", "cached units"),
     *("KV cache", "read buffer", "preload buffer", "bookkeeping", UNUSED),
 )
 """In this order, with a colour each, so that bars of several builds can be compared."""

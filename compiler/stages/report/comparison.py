@@ -9,7 +9,7 @@ from coldpress.compiler.headline import rate
 from coldpress.compiler.stages.report import charts
 from coldpress.compiler.stages.report.charts import SERIES, Chart, Marks
 from coldpress.runtime.quantities import show_bytes
-from coldpress.runtime.quantization._planes import in_words
+from coldpress.runtime.quantization._mixed import in_words
 from coldpress.schemas.metrics import LlamaCppRun, Metrics, WholeInDram
 from coldpress.schemas.sparsity import Tried
 

@@ -12,10 +12,9 @@ from coldpress.compiler.cost_model import tensor_bytes
 from coldpress.compiler.dense_run import dense_run
 from coldpress.compiler.io import load_arrays
 from coldpress.compiler.sections import Whole
-from coldpress.runtime.artifact.contents import coarse_bytes
-from coldpress.runtime.plan.bookkeeping import counted_bytes, joined_bytes, row_buffer_bytes
+from coldpress.runtime.plan.bookkeeping import counted_bytes, row_buffer_bytes
 from coldpress.runtime.plan.budget import holds_everything
-from coldpress.runtime.quantization._planes import format_fields
+from coldpress.runtime.quantization._mixed import format_fields
 from coldpress.schemas.activations import Activations, FamilyStatistics
 from coldpress.schemas.curves import Curves
 from coldpress.schemas.device import DeviceProfile
@@ -160,17 +159,15 @@ def all_in_dram(
 
 def budget_parts(model: Model, sparsity: Sparsity, layout: Layout, plans: Plans) -> dict[str, int]:
     """Returns the uses of the DRAM budget and the bytes of each; they sum to it."""
-    plan, spec, format_name = plans.largest_plan, model.spec, sparsity.format
+    plan, spec = plans.largest_plan, model.spec
     arrays = [array for one in plans.plans for array in one.arrays]
     caches = {one.cache for one in plans.plans}
-    joined = joined_bytes(layout.sections, format_name)
-    bookkeeping = counted_bytes(spec, layout.sections, layout.flash_bytes // layout.page_bytes, arrays, caches, joined)
+    bookkeeping = counted_bytes(spec, layout.sections, layout.flash_bytes // layout.page_bytes, arrays, caches)
     bookkeeping += row_buffer_bytes(layout.tables, layout.page_bytes)
     planned = placed_parts(plan, layout.sections)
     pinned = sum(part.num_pinned * section.unit_bytes for part, section in planned)
     slots = sum(part.cache_slots * section.unit_bytes for part, section in planned)
     reads = not holds_everything(plan, layout.sections)
-    coarse = sum(coarse_bytes(section.family, spec, section.format or format_name) for _, section in planned)
     by_row = {table.role: table.length_bytes for table in layout.tables}
     tensors = {role: model.tensors[role].shape for role in EMBEDDINGS if role in model.tensors and role not in by_row}
     embeddings = sum(tensor_bytes(role, shape, sparsity.formats) for role, shape in tensors.items())
@@ -178,8 +175,7 @@ def budget_parts(model: Model, sparsity: Sparsity, layout: Layout, plans: Plans)
     holds_tables = not reads and held + sum(by_row.values()) <= plan.dram_budget_bytes
     parts = {  # in words of USES (compiler/stages/report/charts.py), which the page shows them by
         "embeddings and head": embeddings + holds_tables * sum(by_row.values()),
-        "other resident weights": plan.resident_bytes - coarse - embeddings,
-        "coarse planes": coarse,
+        "other resident weights": plan.resident_bytes - embeddings,
         "predictors": plan.predictor_bytes,
         "pinned units": pinned,
         "cached units": slots,

@@ -23,10 +23,10 @@ from coldpress.compiler.stages.report.comparison import (
     time_chart,
 )
 from coldpress.compiler.stages.report.figures import FrequencyCurve, frequency_curves
-from coldpress.compiler.stages.report.page_charts import Inputs, charts_of, predictor_part, refines
+from coldpress.compiler.stages.report.page_charts import Inputs, charts_of, predictor_part
 from coldpress.runtime.plugins import load
 from coldpress.runtime.quantities import show_bytes, show_number
-from coldpress.runtime.quantization._planes import in_words
+from coldpress.runtime.quantization._mixed import in_words
 from coldpress.runtime.sparsity import Selector
 from coldpress.runtime.store.computing import basis
 from coldpress.schemas.device import UNCOMPUTED, DeviceProfile
@@ -221,7 +221,7 @@ def _measured(metrics: Metrics, inputs: Inputs) -> list[tuple[str, str, str]]:
             "hits, misses, evictions, reads and bytes",
         ),
         (
-            f"units {'refined' if refines(inputs.sparsity) else 'used'}",
+            "units used",
             f"{100 * used:.1f} %",
             "of all units, per token: found in DRAM or read",
         ),

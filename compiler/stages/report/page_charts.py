@@ -18,9 +18,7 @@ from coldpress.compiler.stages.report.figures import (
 )
 from coldpress.runtime.cli.ladder import legend
 from coldpress.runtime.plan.experts import mean_held
-from coldpress.runtime.plugins import load
 from coldpress.runtime.quantities import show_bytes
-from coldpress.runtime.sparsity import Selector
 from coldpress.runtime.store.computing import dense_seconds
 from coldpress.runtime.store.resident import scored_bytes
 from coldpress.schemas.activations import Activations
@@ -55,11 +53,6 @@ class Inputs:
     verification: Verification
     corpus: Corpus
     seed: int
-
-
-def refines(sparsity: Sparsity) -> bool:
-    """Returns whether units that are not chosen are coarser instead of missing."""
-    return load("coldpress.runtime.sparsity", Selector, sparsity.method).IN_PLANES
 
 
 def charts_of(inputs: Inputs, curves: tuple[FrequencyCurve, ...]) -> Iterator[Chart]:
@@ -128,8 +121,7 @@ def _density_chart(inputs: Inputs) -> Chart:
         }
         if measured and measured != series[f"{densities.family} planned"]:
             series[f"{densities.family} active"] = measured
-    verb = "refines, while the others compute with their coarse planes" if refines(inputs.sparsity) else "uses"
-    caption = f"Share of a family's units that a token {verb}: as planned"
+    caption = "Share of a family's units that a token uses: as planned"
     caption += ", as calibration text activates them" if len(series) > len(inputs.sparsity.densities) else ""
     caption += ", and what the predictors choose on text that they were not trained on." if predicted else "."
     if predicted:

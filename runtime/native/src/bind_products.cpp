@@ -1,6 +1,5 @@
 // Bindings of the products: check every shape and bound, release the interpreter lock, and call code that trusts its
 // arguments.
-#include <sstream>
 #include <tuple>
 
 #include "attention.h"
@@ -9,7 +8,6 @@
 #include "intervals.h"
 #include "matrix.h"
 #include "mlp.h"
-#include "planes.h"
 #include "rows.h"
 
 namespace coldpress {
@@ -50,51 +48,6 @@ Rows rows_of(const Bytes2& store, const int32_t* slots, size_t count, int64_t of
             known};
 }
 
-// As rows_of, of units in planes: rows of the plain format, `offset` bytes into the joined units.
-Rows rows_in(const PlanarUnits& units, int64_t offset, int64_t length, const std::string& format) {
-    const Format known = format_of(format.c_str());
-    expect(units.block_bytes() == block_bytes(known),
-           "units in planes are not in " + format + " when they are joined");
-    expect(length >= 0 && length <= (int64_t{1} << 40), "a row of " + text(length) + " values is not possible");
-    expect(offset >= 0 && offset <= units.bytes() && row_bytes(known, length) <= units.bytes() - offset,
-           "a row of " + text(length) + " values in " + format + " at byte " + text(offset) + " takes " +
-               text(row_bytes(known, length)) + " bytes, but the joined units have " + text(units.bytes()));
-    return {nullptr, 0, nullptr, units.count, length, known, &units, offset};
-}
-
-// Rows of as many blocks of each slice, `bytes` long together, that follow each other in the row.
-UnitRows unit_rows(const char* name, const Bytes2& store, const Ids& index, int64_t blocks, int64_t bytes) {
-    const int64_t width = static_cast<int64_t>(store.shape(1));
-    expect(width <= 1 || store.stride(1) == 1, "the bytes of a row are not contiguous");
-    expect(width == blocks * bytes, std::string(name) + " has rows of " + text(width) + " bytes, expected " +
-                                        text(blocks * bytes) + ": " + text(blocks) + " groups");
-    expect_slots(index, store.shape(0));
-    return {store.data(), store.shape(0) <= 1 ? width : store.stride(0), index.data()};
-}
-
-// The coarse planes of units, the number of each unit, and the name of the format, or those of slices with + between.
-using Coarse = std::tuple<Bytes2, Ids, std::string>;
-
-PlanarUnits planar_units(const Coarse& given, const Bytes2& store, const Ids& slots) {
-    const auto& [coarse, ids, format] = given;
-    std::vector<Planes> slices;
-    int64_t coarse_bytes = 0, refinement_bytes = 0;
-    std::istringstream names(format);
-    for (std::string name; std::getline(names, name, '+');) {
-        slices.push_back(planes_of(format_of(name.c_str())));
-        coarse_bytes += slices.back().coarse_bytes;
-        refinement_bytes += slices.back().refinement_bytes;
-    }
-    const int64_t plain_bytes = coarse_bytes + refinement_bytes, num_slices = static_cast<int64_t>(slices.size());
-    expect(num_slices > 0 && plain_bytes == num_slices * (slices[0].coarse_bytes + slices[0].refinement_bytes),
-           "the slices of " + format + " are of several plain formats");
-    const int64_t blocks = static_cast<int64_t>(coarse.shape(1)) / coarse_bytes;
-    const int64_t count = static_cast<int64_t>(ids.shape(0));
-    expect_length("slots", slots.shape(0), count);
-    return {slices, unit_rows("coarse", coarse, ids, blocks, coarse_bytes),
-            unit_rows("store", store, slots, blocks, refinement_bytes), count, blocks};
-}
-
 void expect_bits(int bits) {
     expect(bits == 0 || bits == 8 || bits == 16,
            "activation_bits is " + text(bits) + ", expected 8 or 16, or 0 for float32");
@@ -113,11 +66,8 @@ void dot_rows(const Bytes2& store, const Ids& slots, int64_t offset, int64_t len
 }
 
 void axpy_rows(const Bytes2& store, const Ids& slots, int64_t offset, int64_t length, const std::string& format,
-               const Floats1& coefficients, const Out1& out, int num_threads, const std::optional<Coarse>& coarse) {
-    std::optional<PlanarUnits> units;
-    if (coarse) units = planar_units(*coarse, store, slots);
-    const Rows rows = units ? rows_in(*units, offset, length, format)
-                            : rows_of(store, slots.data(), slots.shape(0), offset, length, format);
+               const Floats1& coefficients, const Out1& out, int num_threads) {
+    const Rows rows = rows_of(store, slots.data(), slots.shape(0), offset, length, format);
     expect_slots(slots, store.shape(0));
     expect_length("coefficients", coefficients.shape(0), rows.count);
     expect_length("out", out.shape(0), length);
@@ -138,17 +88,13 @@ const float* data_of(const char* name, const std::optional<Floats1>& found, int6
 void mlp_rows(const Bytes2& store, const Ids& slots, const Slice& gate, const Slice& up, int64_t down_offset,
               int64_t length, const std::string& format, const std::string& activation, float threshold, const Floats2& x,
               const std::optional<Floats1>& gate_bias, const std::optional<Floats1>& up_bias,
-              const std::optional<Floats2>& factors, const Out2& out, int num_threads, int activation_bits,
-              const std::optional<Coarse>& coarse) {
+              const std::optional<Floats2>& factors, const Out2& out, int num_threads, int activation_bits) {
     expect_bits(activation_bits);
-    std::optional<PlanarUnits> planar;
-    if (coarse) planar = planar_units(*coarse, store, slots);
     const auto rows_at = [&](int64_t offset, const std::string& name) {
-        return planar ? rows_in(*planar, offset, length, name)
-                      : rows_of(store, slots.data(), slots.shape(0), offset, length, name);
+        return rows_of(store, slots.data(), slots.shape(0), offset, length, name);
     };
     const Rows down = rows_at(down_offset, format);
-    const Rows units{store.data(), down.stride, down.slots, down.count, length, down.format, down.units};
+    const Rows units{store.data(), down.stride, down.slots, down.count, length, down.format};
     expect_slots(slots, store.shape(0));
     const Activation of_gate = activation_of(activation.c_str()), of_up = up_activation_of(activation.c_str());
     Projection projections[2];
@@ -174,15 +120,6 @@ void mlp_rows(const Bytes2& store, const Ids& slots, const Slice& gate, const Sl
     const int threads = threads_of(num_threads);
     const nb::gil_scoped_release release;
     mlp(wanted, x.data(), static_cast<int>(tokens), out.data(), threads);
-}
-
-void joined(const Coarse& coarse, const Bytes2& store, const Ids& slots, const OutBytes2& out, int num_threads) {
-    const PlanarUnits units = planar_units(coarse, store, slots);
-    expect_length("out", out.shape(0), units.count);
-    expect_length("a row of out", out.shape(1), units.bytes());
-    const int threads = threads_of(num_threads);
-    const nb::gil_scoped_release release;
-    join_units(units, out.data(), threads);
 }
 
 void gemv(const Bytes2& matrix, int64_t length, const std::string& format, const Floats1& x, const Out1& out,
@@ -326,22 +263,15 @@ void bind_products(nb::module_& m) {
           "out[i] = store[slots[i], offset:] . x[length]");
     m.def("axpy_rows", &axpy_rows, nb::arg("store").noconvert(), nb::arg("slots").noconvert(), "offset"_a, "length"_a,
           "format"_a, nb::arg("coefficients").noconvert(), nb::arg("out").noconvert(), "num_threads"_a = 0,
-          nb::arg("coarse").noconvert().none() = nb::none(),
-          "out[length] = sum over i, in order, of coefficients[i] * store[slots[i], offset:]; with `coarse` as in "
-          "join_units, of the joined units");
+          "out[length] = sum over i, in order, of coefficients[i] * store[slots[i], offset:]");
     m.def("mlp_rows", &mlp_rows, nb::arg("store").noconvert(), nb::arg("slots").noconvert(),
           nb::arg("gate").none(), nb::arg("up").none(), "down_offset"_a, "length"_a, "format"_a,
           "activation"_a, "threshold"_a, nb::arg("x").noconvert(),
           nb::arg("gate_bias").noconvert().none(), nb::arg("up_bias").noconvert().none(),
           nb::arg("factors").noconvert().none(), nb::arg("out").noconvert(), "num_threads"_a = 0,
-          "activation_bits"_a = 0, nb::arg("coarse").noconvert().none() = nb::none(),
+          "activation_bits"_a = 0,
           "out[t, length] = sum over i of factors[t, i] * act(gate row i . x[t]) * act_up(up row i . x[t]) * down row i; "
-          "gate and up = (offset, format); with "
-          "`coarse` as in join_units, of the joined units");
-    m.def("join_units", &joined, nb::arg("coarse").noconvert(), nb::arg("store").noconvert(),
-          nb::arg("slots").noconvert(), nb::arg("out").noconvert(), "num_threads"_a = 0,
-          "coarse = (planes, ids, format, or those of slices of equal lengths with + between): out[i] = the plain codes of planes[ids[i]] and the refinement "
-          "store[slots[i]]");
+          "gate and up = (offset, format)");
     m.def("gemv", &gemv, nb::arg("matrix").noconvert(), "length"_a, "format"_a, nb::arg("x").noconvert(),
           nb::arg("out").noconvert(), "num_threads"_a = 0, "activation_bits"_a = 0, "out[i] = matrix[i] . x[length]");
     m.def("gemv_each", &gemv_each, nb::arg("matrix").noconvert(), "length"_a, "format"_a, nb::arg("x").noconvert(),

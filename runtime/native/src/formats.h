@@ -7,10 +7,9 @@
 
 namespace coldpress {
 
-// int4_2_2, int4_3_1 and int8_4_4 are coarse planes (runtime/quantization/_planes.py); those after them have a Layout.
+// Those from q4_k on have a Layout.
 enum class Format {
-    fp16, int8_group32, int4_group32, int3_group32, int4_2_2, int4_3_1, int8_4_4,
-    q4_k, q4_1, q6_k, q5_k, q5_0, q5_1, iq4_nl, q3_k, q2_k
+    fp16, int8_group32, int4_group32, int3_group32, q4_k, q4_1, q6_k, q5_k, q5_0, q5_1, iq4_nl, q3_k, q2_k
 };
 
 constexpr int64_t kBlock = 32;
@@ -28,12 +27,6 @@ constexpr Codes codes_of(Format format) {
             return {4, 1, 8, 1.0f};
         case Format::int3_group32:
             return {3, 1, 4, 1.0f};
-        case Format::int4_2_2:
-            return {2, 8, 13, 0.5f};
-        case Format::int4_3_1:
-            return {3, 4, 15, 0.5f};
-        case Format::int8_4_4:
-            return {4, 2, 15, 8.0f};
         default:
             return {};
     }

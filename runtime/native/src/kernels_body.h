@@ -56,12 +56,6 @@ inline void with_format(Format format, const Run& run) {
             return run(FormatType<Format::int4_group32>{});
         case Format::int3_group32:
             return run(FormatType<Format::int3_group32>{});
-        case Format::int4_2_2:
-            return run(FormatType<Format::int4_2_2>{});
-        case Format::int4_3_1:
-            return run(FormatType<Format::int4_3_1>{});
-        case Format::int8_4_4:
-            return run(FormatType<Format::int8_4_4>{});
         case Format::q4_k:
             return run(FormatType<Format::q4_k>{});
         case Format::q4_1:

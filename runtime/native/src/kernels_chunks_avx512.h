@@ -123,12 +123,6 @@ template <>
 struct Chunk<Format::int4_group32> : NibbleChunk<Format::int4_group32> {};
 template <>
 struct Chunk<Format::int3_group32> : NibbleChunk<Format::int3_group32> {};
-template <>
-struct Chunk<Format::int4_2_2> : NibbleChunk<Format::int4_2_2> {};
-template <>
-struct Chunk<Format::int4_3_1> : NibbleChunk<Format::int4_3_1> {};
-template <>
-struct Chunk<Format::int8_4_4> : NibbleChunk<Format::int8_4_4> {};
 
 }  // namespace
 }  // namespace coldpress

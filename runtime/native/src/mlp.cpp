@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "cpu.h"
-#include "planes.h"
 #include "pool.h"
 
 namespace coldpress {
@@ -15,6 +14,8 @@ namespace {
 // Units are divided into parts, each with a separate sum. The number of parts depends only on the units, so that the
 // number of threads changes no bit.
 constexpr int64_t kPartBytes = 128 << 10, kMostParts = 16;
+// Bytes of units that several tokens use one after the other, while they are in the processor's cache.
+constexpr int64_t kSharedBytes = 64 << 10;
 
 // The units of a part that are not finished: if the inner activation is exactly zero, the rest of the unit is skipped
 // (PowerInfer 5.4). `index` is a unit's place among all units.
@@ -33,14 +34,12 @@ struct Active {
         inner.resize(kept);
     }
 
-    // Their slices at `offset`, followed by the slices to read next: those at `next_offset` from unit `next` on. Unit i is
-    // units.at(i - shift).
-    std::vector<const uint8_t*> rows(const Rows& units, int64_t shift, int64_t offset, int64_t next,
-                                     int64_t next_offset) const {
+    // Their slices at `offset`, followed by the slices to read next: those at `next_offset` from unit `next` on.
+    std::vector<const uint8_t*> rows(const Rows& units, int64_t offset, int64_t next, int64_t next_offset) const {
         std::vector<const uint8_t*> at;
         at.reserve(index.size() + kRowsAhead);
-        for (const int64_t i : index) at.push_back(units.at(i - shift) + offset);
-        for (int64_t i = next - shift; i < next - shift + kRowsAhead; ++i)
+        for (const int64_t i : index) at.push_back(units.at(i) + offset);
+        for (int64_t i = next; i < next + kRowsAhead; ++i)
             at.push_back(units.at(std::min(i, units.count - 1)) + next_offset);
         return at;
     }
@@ -56,10 +55,10 @@ void finish(const Mlp& mlp, const Projection& projection, std::vector<float>& va
     active.drop_zeros();
 }
 
-void project(const Mlp& mlp, const Projection& projection, const Rows& units, int64_t shift, int64_t next_offset,
-             const Input& x, Active& active) {
+void project(const Mlp& mlp, const Projection& projection, const Rows& units, int64_t next_offset, const Input& x,
+             Active& active) {
     if (active.index.empty()) return;
-    const auto at = active.rows(units, shift, projection.offset, active.index.front(), next_offset);
+    const auto at = active.rows(units, projection.offset, active.index.front(), next_offset);
     std::vector<float> values(active.index.size());
     x.dot(at.data(), static_cast<int64_t>(values.size()), values.data());
     finish(mlp, projection, values, active);
@@ -72,14 +71,14 @@ bool same_units(const std::vector<Active>& active) {
 
 // Projects several tokens, each with the bits that it has alone: together where all use the same units and none is
 // rounded, so that a slice is unpacked for several of them at once.
-void project_each(const Mlp& mlp, const Projection& projection, const Rows& units, int64_t shift, int64_t next_offset,
+void project_each(const Mlp& mlp, const Projection& projection, const Rows& units, int64_t next_offset,
                   const std::deque<Input>& inputs, std::vector<Active>& active) {
     if (!inputs[0].arranged() || active[0].index.empty() || !same_units(active)) {
         for (size_t t = 0; t < active.size(); ++t)
-            project(mlp, projection, units, shift, next_offset, inputs[t], active[t]);
+            project(mlp, projection, units, next_offset, inputs[t], active[t]);
         return;
     }
-    const auto at = active[0].rows(units, shift, projection.offset, active[0].index.front(), next_offset);
+    const auto at = active[0].rows(units, projection.offset, active[0].index.front(), next_offset);
     std::vector<std::vector<float>> values(active.size(), std::vector<float>(active[0].index.size()));
     std::vector<const float*> x;
     std::vector<float*> out;
@@ -121,10 +120,9 @@ class Inputs {
     std::deque<Input> own_[2];
 };
 
-// Adds the units [first, last), which are in memory as `units`, to each token's sums; units from `next` on follow, so
-// they are prefetched.
-void add_part(const Mlp& mlp, const Rows& units, int64_t shift, const Inputs& inputs, int64_t first, int64_t last,
-              int64_t next, const std::vector<float*>& sums) {
+// Adds the units [first, last) to each token's sums; units from `next` on follow, so they are prefetched.
+void add_part(const Mlp& mlp, const Rows& units, const Inputs& inputs, int64_t first, int64_t last, int64_t next,
+              const std::vector<float*>& sums) {
     std::vector<Active> active;
     for (size_t t = 0; t < sums.size(); ++t) {
         const int64_t skipped = static_cast<int64_t>(t) * mlp.units.count;
@@ -134,9 +132,9 @@ void add_part(const Mlp& mlp, const Rows& units, int64_t shift, const Inputs& in
         return p < mlp.num_projections ? mlp.projections[p].offset : mlp.down_offset;
     };
     for (int p = 0; p < mlp.num_projections; ++p)
-        project_each(mlp, mlp.projections[p], units, shift, offset(p + 1), inputs.of(p), active);
+        project_each(mlp, mlp.projections[p], units, offset(p + 1), inputs.of(p), active);
     if (same_units(active)) {
-        const auto at = active[0].rows(units, shift, mlp.down_offset, next, offset(0));
+        const auto at = active[0].rows(units, mlp.down_offset, next, offset(0));
         std::vector<const float*> inner;
         for (const Active& one : active) inner.push_back(one.inner.data());
         kernels().axpy_tokens(mlp.units.format, at.data(), static_cast<int64_t>(active[0].index.size()),
@@ -144,7 +142,7 @@ void add_part(const Mlp& mlp, const Rows& units, int64_t shift, const Inputs& in
         return;
     }
     for (size_t t = 0; t < active.size(); ++t) {
-        const auto at = active[t].rows(units, shift, mlp.down_offset, next, offset(0));
+        const auto at = active[t].rows(units, mlp.down_offset, next, offset(0));
         kernels().axpy(mlp.units.format, at.data(), static_cast<int64_t>(active[t].index.size()), mlp.down_length,
                        active[t].inner.data(), sums[t]);
     }
@@ -158,6 +156,8 @@ void mlp(const Mlp& mlp, const float* x, int tokens, float* out, int threads) {
     const int64_t bytes = units.count * slices * row_bytes(units.format, mlp.down_length);
     const int64_t most = std::clamp<int64_t>(bytes / kPartBytes, 1, kMostParts);
     const int64_t step = (units.count + most - 1) / most, parts = parts_of(units.count, step);
+    const int64_t shared = std::max<int64_t>(4, kSharedBytes / std::max<int64_t>(1, units.stride) / 4 * 4);
+    const int64_t most_together = tokens > 1 ? shared : step;
     const Inputs inputs(mlp, x, tokens);
     std::deque<PartSums> sums;
     for (int t = 0; t < tokens; ++t) sums.emplace_back(parts, mlp.down_length);
@@ -166,9 +166,8 @@ void mlp(const Mlp& mlp, const float* x, int tokens, float* out, int threads) {
         const int64_t first = part * step, last = std::min(units.count, first + step);
         std::vector<float*> y;
         for (PartSums& one : sums) y.push_back(one.take());
-        in_memory(units, first, last, tokens > 1, [&](const Rows& found, int64_t shift, int64_t from, int64_t to) {
-            add_part(mlp, found, shift, inputs, from, to, next * step, y);
-        });
+        for (int64_t from = first; from < last; from += most_together)
+            add_part(mlp, units, inputs, from, std::min(last, from + most_together), next * step, y);
         for (int t = 0; t < tokens; ++t) sums[t].give(part, y[t]);
     });
     for (int t = 0; t < tokens; ++t) sums[t].total(units.format, out + t * mlp.down_length);

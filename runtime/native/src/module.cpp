@@ -16,6 +16,7 @@
 #include "cpu.h"
 #include "crc32c.h"
 #include "plan.h"
+#include "ranges.h"
 #include "reads.h"
 #include "ring_reads.h"
 
@@ -27,6 +28,9 @@ using Offsets = nb::ndarray<const uint64_t, nb::ndim<1>, nb::c_contig, nb::devic
 using Checksums = nb::ndarray<const uint32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Positions = nb::ndarray<const int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Slots2 = nb::ndarray<uint8_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using Groups = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using Steps = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using OutGroups = nb::ndarray<float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Buffer = nb::ndarray<uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
 void expect_extents(const Extents& extents, uint64_t buffer_bytes, uint64_t page_bytes, uint64_t pages) {
@@ -234,6 +238,36 @@ auto aligned_buffer(int64_t nbytes) {
     return nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>>(data, {bytes}, owner);
 }
 
+void fit_groups(const Groups& values, const Groups& prices, int highest, int zero, const OutGroups& steps,
+                const OutGroups& starts, int num_threads) {
+    const int64_t count = static_cast<int64_t>(values.shape(0)), size = static_cast<int64_t>(values.shape(1));
+    const int64_t priced = static_cast<int64_t>(prices.shape(0));
+    expect(size >= 1 && size <= kMostGroup, "a group has " + text(size) + " values, expected 1 to " + text(kMostGroup));
+    expect(highest >= 1 && highest <= 255 && zero >= -1 && zero <= highest,
+           "numbers reach " + text(highest) + " around " + text(zero) + ", expected at most 255 and a zero among them");
+    expect_length("a group of prices", prices.shape(1), size);
+    expect(count == 0 || (priced > 0 && count % priced == 0),
+           text(count) + " groups of values are no multiple of " + text(priced) + " groups of prices");
+    expect_length("steps", steps.shape(0), count);
+    expect_length("starts", starts.shape(0), count);
+    const int threads = threads_of(num_threads);
+    const nb::gil_scoped_release release;
+    fit_ranges(values.data(), count, size, prices.data(), priced, {highest, zero}, steps.data(), starts.data(), threads);
+}
+
+void number_groups(const Groups& values, const Steps& steps, const Steps& starts, int highest, const Slots2& out,
+                   int num_threads) {
+    const int64_t count = static_cast<int64_t>(values.shape(0)), size = static_cast<int64_t>(values.shape(1));
+    expect(highest >= 1 && highest <= 255, "numbers reach " + text(highest) + ", expected at most 255");
+    expect_length("steps", steps.shape(0), count);
+    expect_length("starts", starts.shape(0), count);
+    expect_length("out", out.shape(0), count);
+    expect_length("a group of out", out.shape(1), size);
+    const int threads = threads_of(num_threads);
+    const nb::gil_scoped_release release;
+    nearest_numbers(values.data(), count, size, steps.data(), starts.data(), highest, out.data(), threads);
+}
+
 void set_num_threads(int num_threads) {
     expect(num_threads >= 1 && num_threads <= 1024, "num_threads is " + text(num_threads) + ", expected 1 to 1024");
     set_default_threads(num_threads);
@@ -274,6 +308,12 @@ NB_MODULE(_native, m) {
           "CRC32C of each page of the data, the last one padded with zeros.");
     m.def("aligned_buffer", &aligned_buffer, "nbytes"_a,
           "A zeroed array of bytes that begins on 64 KiB, in huge pages if it has many pages.");
+    m.def("fit_ranges", &fit_groups, nb::arg("values").noconvert(), nb::arg("prices").noconvert(), "highest"_a, "zero"_a,
+          nb::arg("steps").noconvert(), nb::arg("starts").noconvert(), "num_threads"_a = 0,
+          "Fills each group's step and start; zero is -1 where the start is free.");
+    m.def("nearest_numbers", &number_groups, nb::arg("values").noconvert(), nb::arg("steps").noconvert(),
+          nb::arg("starts").noconvert(), "highest"_a, nb::arg("out").noconvert(), "num_threads"_a = 0,
+          "out[group, i] = the number whose value is nearest to values[group, i]");
     m.def("cpu", [] { return std::string(kernels().name); }, "The instruction set in use.");
     m.def("cpus", &available_cpus, "The instruction sets that this machine can run, slowest first.");
     m.def("use_cpu", &use_cpu, "name"_a, "Changes the instruction set in use, for tests and measurements.");

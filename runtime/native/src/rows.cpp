@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "cpu.h"
-#include "planes.h"
 #include "pool.h"
 
 namespace coldpress {
@@ -104,10 +103,8 @@ void axpy(const Rows& rows, const float* coefficients, float* out, int threads) 
     compute_pool().run_in_sight(parts, useful_threads(rows, threads), [&](int64_t part, int64_t next) {
         const int64_t first = part * step, last = std::min(rows.count, first + step);
         float* const y = sums.take();
-        in_memory(rows, first, last, false, [&](const Rows& found, int64_t shift, int64_t from, int64_t to) {
-            const auto at = pointers(found, from - shift, to - shift, next * step - shift);
-            kernels().axpy(rows.format, at.data(), to - from, rows.length, coefficients + from, y);
-        });
+        const auto at = pointers(rows, first, last, next * step);
+        kernels().axpy(rows.format, at.data(), last - first, rows.length, coefficients + first, y);
         sums.give(part, y);
     });
     sums.total(rows.format, out);

@@ -21,8 +21,6 @@ struct Rows {
     int64_t count;
     int64_t length;
     Format format;
-    const struct PlanarUnits* units = nullptr;  // planes.h: rows lie in these units instead, `unit_offset` bytes in each
-    int64_t unit_offset = 0;
 
     const uint8_t* at(int64_t i) const { return base + (slots ? slots[i] : i) * stride; }
 };

@@ -1,0 +1,167 @@
+#include "ranges.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "pool.h"
+
+namespace coldpress {
+namespace {
+
+constexpr int kLanes = 8;  // sums run in lanes of their own, so that they are vectors and the same on every machine
+constexpr int64_t kTaskGroups = 4096;
+constexpr float kRound = 12582912.0f;  // 1.5 * 2^23: adding and subtracting it rounds to the nearest whole number
+// Ranges that are tried, as shares of the one from the least to the largest value. The finer the numbers, the less does
+// cutting off the largest values gain.
+constexpr float kShares[] = {1.0f, 1.04f, 0.97f, 0.94f, 0.91f, 0.87f, 0.83f, 0.78f, 0.72f, 0.65f, 0.55f, 0.42f};
+constexpr int shares_for(int highest) { return highest <= 15 ? 12 : (highest <= 31 ? 7 : 3); }
+
+// The same code for vectors of eight floats, if the machine has them. No products are fused into sums, so the bits agree.
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
+#define COLDPRESS_WIDE __attribute__((target_clones("avx2", "default")))
+#else
+#define COLDPRESS_WIDE
+#endif
+
+struct Group {
+    float values[kMostGroup], prices[kMostGroup];  // padded with values of price 0
+    double price, value, square;                   // sums of prices, and of prices times values and squares
+    float least, most;
+    int64_t lanes;  // values, rounded up to whole vectors
+};
+
+struct Sums {
+    double number, square, product;  // sums of prices times numbers, their squares, and their products with values
+};
+
+struct Range {
+    double step, start, lost;
+};
+
+typedef float Lanes __attribute__((vector_size(kLanes * sizeof(float))));  // GCC's and Clang's, on any machine
+
+[[gnu::always_inline]] inline Lanes load(const float* from) {
+    Lanes out;
+    std::memcpy(&out, from, sizeof out);
+    return out;
+}
+
+[[gnu::always_inline]] inline double total(const Lanes& lanes) {
+    return ((double(lanes[0]) + lanes[1]) + (double(lanes[2]) + lanes[3])) +
+           ((double(lanes[4]) + lanes[5]) + (double(lanes[6]) + lanes[7]));
+}
+
+Group group_of(const float* values, const float* prices, int64_t size) {
+    Group g{};
+    std::copy_n(values, size, g.values);
+    std::copy_n(prices, size, g.prices);
+    Lanes price{}, value{}, square{};
+    for (int64_t i = 0; i < kMostGroup; i += kLanes) {
+        const Lanes of_lane = load(g.prices + i), weighted = of_lane * load(g.values + i);
+        price += of_lane;
+        value += weighted;
+        square += weighted * load(g.values + i);
+    }
+    g.price = total(price), g.value = total(value), g.square = total(square);
+    const auto [least, most] = std::minmax_element(values, values + size);
+    g.least = *least, g.most = *most;
+    g.lanes = (size + kLanes - 1) / kLanes * kLanes;
+    return g;
+}
+
+// Numbers are nearest to (value - anchor) * inverse, between `low` and `high`.
+[[gnu::always_inline]] inline Sums sums_of(const Group& g, float anchor, float inverse, float low, float high) {
+    Lanes number{}, square{}, product{};
+    const Lanes lows = Lanes{} + low, highs = Lanes{} + high;
+    for (int64_t i = 0; i < g.lanes; i += kLanes) {
+        const Lanes values = load(g.values + i);
+        Lanes whole = (values - anchor) * inverse;
+        whole = whole < lows ? lows : whole;
+        whole = whole > highs ? highs : whole;
+        whole = (whole + kRound) - kRound;
+        const Lanes weighted = load(g.prices + i) * whole;
+        number += weighted;
+        square += weighted * whole;
+        product += weighted * values;
+    }
+    return {total(number), total(square), total(product)};
+}
+
+[[gnu::always_inline]] inline double lost_of(const Group& g, const Sums& s, double step, double start) {
+    return g.square + step * (step * s.square + 2 * start * s.number - 2 * s.product) +
+           start * (start * g.price - 2 * g.value);
+}
+
+// The least squares for given numbers counted from the range's start, with a start of at most 0.
+[[gnu::always_inline]] inline Range fitted(const Group& g, const Sums& s) {
+    const double determinant = g.price * s.square - s.number * s.number;
+    double step = 0, start = 0;
+    if (determinant > 0) {
+        step = (g.price * s.product - s.number * g.value) / determinant;
+        start = (s.square * g.value - s.number * s.product) / determinant;
+    }
+    if (!(determinant > 0) || start > 0 || step <= 0) {
+        start = 0;
+        step = s.square > 0 ? s.product / s.square : 0;
+    }
+    return {step, start, lost_of(g, s, step, start)};
+}
+
+COLDPRESS_WIDE Range best_free(const Group& g, int highest) {
+    const float low = std::min(g.least, 0.0f), width = g.most - low, top = static_cast<float>(highest);
+    if (!(width > 0)) return {0, low, 0};
+    Range best{width / top, low, INFINITY};
+    for (int at = 0; at < shares_for(highest); ++at)
+        for (const bool from_top : {false, true}) {
+            const float tried = width * kShares[at], anchor = from_top ? g.most - tried : low;
+            const Range found = fitted(g, sums_of(g, anchor, top / tried, 0, top));
+            if (found.step > 0 && found.lost < best.lost) best = found;
+        }
+    return best;
+}
+
+COLDPRESS_WIDE Range best_centred(const Group& g, Numbers numbers) {
+    const float peak = std::max(std::fabs(g.least), std::fabs(g.most));
+    if (!(peak > 0)) return {0, 0, 0};
+    const float low = static_cast<float>(-numbers.zero), high = static_cast<float>(numbers.highest - numbers.zero);
+    Range best{0, 0, INFINITY};
+    for (int at = 0; at < shares_for(numbers.highest); ++at)
+        for (const float sign : {1.0f, -1.0f}) {
+            const Sums s = sums_of(g, 0, sign * std::max(-low, high) / (peak * kShares[at]), low, high);
+            if (!(s.square > 0)) continue;
+            const double step = s.product / s.square, lost = g.square - step * s.product;
+            if (lost < best.lost) best = {step, -step * numbers.zero, lost};
+        }
+    return best;
+}
+
+}  // namespace
+
+void fit_ranges(const float* values, int64_t count, int64_t size, const float* prices, int64_t priced, Numbers numbers,
+                float* steps, float* starts, int threads) {
+    compute_pool().run((count + kTaskGroups - 1) / kTaskGroups, threads, [&](int64_t task) {
+        for (int64_t at = task * kTaskGroups; at < std::min(count, (task + 1) * kTaskGroups); ++at) {
+            const Group g = group_of(values + at * size, prices + at % priced * size, size);
+            const Range found = numbers.zero < 0 ? best_free(g, numbers.highest) : best_centred(g, numbers);
+            steps[at] = static_cast<float>(found.step);
+            starts[at] = static_cast<float>(found.start);
+        }
+    });
+}
+
+void nearest_numbers(const float* values, int64_t count, int64_t size, const float* steps, const float* starts,
+                     int highest, uint8_t* out, int threads) {
+    const float top = static_cast<float>(highest);
+    compute_pool().run((count + kTaskGroups - 1) / kTaskGroups, threads, [&](int64_t task) {
+        for (int64_t at = task * kTaskGroups; at < std::min(count, (task + 1) * kTaskGroups); ++at) {
+            const float quotient = 1.0f / steps[at], inverse = std::isfinite(quotient) ? quotient : 0.0f;
+            for (int64_t i = at * size; i < (at + 1) * size; ++i) {
+                const float scaled = (values[i] - starts[at]) * inverse;
+                out[i] = static_cast<uint8_t>((std::min(std::max(scaled, 0.0f), top) + kRound) - kRound);
+            }
+        }
+    });
+}
+
+}  // namespace coldpress
