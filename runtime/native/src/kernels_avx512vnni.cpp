@@ -26,11 +26,9 @@ struct Packed {
             const __m512i pairs = codes_of_four(p), low = _mm512_set1_epi8(15);
             out[0] = _mm512_and_si512(pairs, low);
             out[1] = _mm512_and_si512(_mm512_srli_epi16(pairs, 4), low);
-            if constexpr (kCodes.step != 1)
-                for (int i = 0; i < 2; ++i) out[i] = _mm512_slli_epi16(out[i], __builtin_ctz(kCodes.step));
         } else if constexpr (kCodes.bits > 0) {
-            const __m512i first = _mm512_castsi256_si512(stepped_codes<F>(p));
-            out[0] = _mm512_inserti64x4(first, stepped_codes<F>(p + block_bytes(F)), 1);
+            const __m512i first = _mm512_castsi256_si512(unpacked_codes<kCodes.bits>(p));
+            out[0] = _mm512_inserti64x4(first, unpacked_codes<kCodes.bits>(p + block_bytes(F)), 1);
         } else {
             const auto load = [](const uint8_t* from) {
                 return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
@@ -40,12 +38,8 @@ struct Packed {
         }
     }
 
-    // Each block's scale in its lanes, times its unit.
+    // Each block's scale in its lanes.
     static __m512 scales(const uint8_t* p) {
-        const __m512 found = plain_scales(p);
-        return unit_of(F) == 1.0f ? found : _mm512_mul_ps(found, _mm512_set1_ps(unit_of(F)));
-    }
-    static __m512 plain_scales(const uint8_t* p) {
         if constexpr (kNibbles) {
             return scales_of_four(p);
         } else {
