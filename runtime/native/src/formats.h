@@ -30,9 +30,10 @@ constexpr Codes codes_of(Format format) {
     }
 }
 
-// A block of llama.cpp's formats: value = scale * code + start. Each `group` values share a scale and a start: the block's
-// scale, in K formats times a small number of the group; and -zero times that, or its minimum, likewise. Numbers `at` are
-// bytes of the block. A code's low and high bits stand apart (kernels_blocks.h); those of iq4_nl number its levels.
+// A block of llama.cpp's formats: value = scale * code + start. Each `group` values share a scale, which is the block's,
+// in K formats times a small number of the group; and a start, which is -zero times the scale, or a minimum, found
+// likewise and subtracted in K formats. Numbers `at` are bytes of the block. A code's low and high bits stand apart
+// (kernels_blocks.h); codes of iq4_nl number its levels.
 struct Layout {
     int values, bytes, group;
     int scale_at, minimum_at, groups_at;  // float16, float16, and the groups' numbers; kNone: there is none

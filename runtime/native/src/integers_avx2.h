@@ -24,8 +24,8 @@ inline __m256i nibbles_of(const uint8_t* p) {
     return _mm256_set_m128i(_mm_and_si128(_mm_srli_epi16(pairs, 4), low), _mm_and_si128(pairs, low));
 }
 
-// The codes of a block, in order, as bytes. With three bits, lane k of 64 bits holds values 8 k to 8 k + 7: their low bits are
-// bits 2 k and 2 k + 1 of eight bytes.
+// The codes of a block, in order, as bytes. With three bits, lane k of 64 bits holds values 8 k to 8 k + 7: bits 2 k and
+// 2 k + 1 of eight bytes are their low bits.
 template <int kBits>
 inline __m256i unpacked_codes(const uint8_t* block) {
     if constexpr (kBits == 4) return nibbles_of(block + 2);

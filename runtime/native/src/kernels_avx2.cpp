@@ -40,10 +40,10 @@ struct Isa : Bytes32 {
         } else if constexpr (F == Format::int8_group32) {
             for (int i = 0; i < 4; ++i) values[i] = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(load8(block + 2 + 8 * i)));
         } else if constexpr (codes_of(F).bits < 4) {
-            // Each 32-bit lane j holds a byte whose bits 2 k and 2 k + 1 are the low bits of value 8 k + j, and another one
-            // whose bit 2 k is the high bit. vpermilps uses only the low two bits of each lane: one lookup turns them into a
-            // level and converts. The high bit, moved to the sign, chooses between two tables: vpermps would do with one, but
-            // takes two to four times as long on AMD.
+            // Each 32-bit lane j holds a byte whose bits 2 k and 2 k + 1 are the low bits of value 8 k + j, and another
+            // one whose bit 2 k is the high bit. vpermilps uses only the low two bits of each lane: one lookup turns them
+            // into a level and converts. The high bit, moved to the sign, chooses between two tables: vpermps would do
+            // with one, but takes two to four times as long on AMD.
             const auto levels = [](int first) {
                 const float level = static_cast<float>(first - codes_of(F).zero);
                 const __m128 four = _mm_setr_ps(level, level + 1, level + 2, level + 3);

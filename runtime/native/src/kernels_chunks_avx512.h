@@ -1,5 +1,5 @@
-// Four blocks of codes of three or four bits at a time with AVX-512: each 32-bit lane holds eight values as nibbles, and each
-// block has four lanes, so that no value is widened and one load gets all scales. Include after kernels_chunks.h.
+// Four blocks of codes of three or four bits at a time with AVX-512: each 32-bit lane holds eight values as nibbles, and
+// each block has four lanes, so that no value is widened and one load gets all scales. Include after kernels_chunks.h.
 
 namespace coldpress {
 namespace {

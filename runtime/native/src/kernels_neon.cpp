@@ -35,8 +35,8 @@ struct Isa {
     template <int kBits>
     static void codes(const uint8_t* block, uint8x16_t* halves) {
         if constexpr (kBits < 4) {
-            // Bytes 8 k to 8 k + 7 hold values of these numbers: bits 2 k and 2 k + 1 of the eight low bytes; and of the four
-            // high bytes bit 2 k for the first four values, and bit 2 k + 1 for the others.
+            // Bytes 8 k to 8 k + 7 hold values of these numbers: bits 2 k and 2 k + 1 of the eight low bytes; and of the
+            // four high bytes bit 2 k for the first four values, and bit 2 k + 1 for the others.
             uint32_t high;
             __builtin_memcpy(&high, block + 10, sizeof high);
             const uint8x8_t low = vld1_u8(block + 2);
