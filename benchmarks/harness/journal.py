@@ -28,7 +28,7 @@ COMMAND = re.compile(r"(?:python -m|snakemake|coldpress|pytest) |No command")
 CALL = re.compile(r"python -m benchmarks\.(?P<name>[a-z]\w*)\b(?!\.\w)(?P<words>[^`|\n]*)")
 FLAG = re.compile(r"--(?:no-)?(?P<name>[a-z][a-z-]*)")
 OPTION = re.compile(r"^    (\w+): .* = option\(", re.MULTILINE)
-GONE = {name: "64954923" for name in ("planes", "decode_planes", "graded", "self_draft")}
+GONE = dict.fromkeys(("planes", "decode_planes", "graded", "self_draft"), "64954923")
 """Benchmarks that went with what they measured, and the last commit that has them, which the pages say."""
 OF_ALL = frozenset((*SIZES, "record", "fresh", "help"))
 

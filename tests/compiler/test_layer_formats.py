@@ -1,5 +1,6 @@
 """Layers and matrices in formats of their own, from the division of DRAM to the artifact that runs."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from coldpress.compiler.stages.allocate import AllocateConfig, Floor, Inputs
 from coldpress.compiler.stages.allocate._division import divided
 from coldpress.compiler.stages.export._stored import StoredModel
 from coldpress.compiler.stages.verify import VerifyConfig
+from coldpress.compiler.workflow.settings import resolve
 from coldpress.runtime.artifact.reader import open_artifact
 from coldpress.runtime.quantization._mixed import coarsest, in_words
 from coldpress.schemas.activations import Activations
@@ -178,6 +180,31 @@ def test_a_build_computes_with_the_codes_of_each_matrix(tmp_path: Path, source: 
             assert stored.tensors[f"layers.{layer}.{role}_proj.weight"].format == name
     dense = dense_for(source.model, artifact.manifest, artifact.manifest.plans[0])
     assert (dense is None) == (found.dense is None)
+
+
+@pytest.mark.parametrize("name", [f"{BASE}+{BASE}+{FINE}", f"fp16+{BASE}+{FINE}"])
+def test_the_key_names_formats_of_gate_up_and_down(tmp_path: Path, source: Source, name: str) -> None:
+    path = compiled(source, Case("llama", "dense", name), tmp_path / "build")
+    manifest = open_artifact(path).manifest
+    assert set(manifest.unit_formats.values()) == {name}
+    assert manifest.families[0].format == BASE
+    assert next(one.format for one in manifest.resident if one.role == "layers.3.q_proj.weight") == BASE
+    assert difference(path, source, tmp_path / "coded").equal
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        (f"{BASE}+{FINE}", "names 2 formats, expected one, or one for each of gate, up, down"),
+        (f"{BASE}+int9+{FINE}", "unknown format 'int9'"),
+        (f"{BASE}+auto+{FINE}", "unknown format 'auto'"),
+        (f"{BASE}+", "unknown format ''"),
+        ("int4_2_2", "unknown format 'int4_2_2'"),
+    ],
+)
+def test_a_key_that_names_no_formats_is_refused(source: Source, name: str, words: str) -> None:
+    with pytest.raises(ColdpressError, match=re.escape(words)):
+        resolve({"model": str(source.folder / "tiny"), "method": "dense", "format": name})
 
 
 def test_a_build_in_one_format_says_nothing_of_layers(tmp_path: Path, source: Source) -> None:
