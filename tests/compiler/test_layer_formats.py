@@ -3,6 +3,7 @@
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from coldpress.compiler.cost_model import all_read_units, flash_bytes, read_buffer_bytes, resident_bytes, unit_bytes
@@ -25,7 +26,7 @@ from coldpress.schemas.sparsity import Densities, Sparsity
 from tests.support.curves import curves_of
 from tests.support.product import Case, Source, compiled, difference, source_of
 from tests.support.shapes import small_device
-from tests.support.statistics import device_of, model_of
+from tests.support.statistics import activations_of, device_of, model_of
 
 BASE, FINE = "int4_group32", "int8_group32"
 BY_LAYER = (FINE, *[BASE] * 4, FINE, FINE, *[BASE] * 4)
@@ -124,6 +125,20 @@ def test_a_dense_run_reads_the_bytes_of_the_slices() -> None:
         found = dense_run(model, formats, 32, 1 << 30, SLOW, naive=True)
         assert found is not None
         assert found.flash_bytes_per_token == pytest.approx(11 * 512 * size, rel=0.01)
+
+
+def test_a_search_takes_named_formats_of_matrices(tmp_path: Path) -> None:
+    """Their loss is that of the worst of them, and the record names all."""
+    model = model_of(11, 64, 96)
+    active = np.random.default_rng(1).random((96, 8)) < 0.5
+    activations = activations_of(tmp_path / "a", [{"neuron": active}] * 11, exact_zeros=False)
+    values = {"method": "auto", "format": DOWN, "cache": "static", "context_length": 32, "dram_budget": "90%"}
+    config = AllocateConfig(**values, max_ppl_ratio=1.1)
+    curves = curves_of(model, tmp_path / "c", {}, {BASE: 1.05, FINE: 1.01}, num_tokens=8)
+    found = allocate.run(config, model, activations, SLOW, Workspace(tmp_path / "w", "x"), curves=curves)
+    assert (found.method, found.format, found.layer_formats) == ("dense", BASE, (DOWN,) * 11)
+    assert found.tried[0].layer_formats == (DOWN,) * 11
+    assert found.tried[0].ppl_ratio == pytest.approx(1.05)
 
 
 # A build
