@@ -16,7 +16,15 @@ from coldpress.runtime.routing import PACKAGE, Routing
 from coldpress.runtime.sparsity import Selector
 from coldpress.schemas.base import Options
 from coldpress.schemas.errors import ColdpressError
-from coldpress.schemas.families import FAMILIES, WHOLE_MLP, FormatName, missing_for_decoder, slices
+from coldpress.schemas.families import (
+    FAMILIES,
+    WHOLE_MLP,
+    FormatName,
+    UnitFormat,
+    missing_for_decoder,
+    slice_formats,
+    slices,
+)
 from coldpress.schemas.model import MLP_ROLES, ModelSpec, role_shape
 
 AUTO = "auto"
@@ -54,7 +62,7 @@ def formats_for(named: str) -> tuple[str, ...]:
     return (named,) if named != AUTO else tuple(plugins.names("coldpress.runtime.quantization"))
 
 
-def compared_formats(named: str, spec: ModelSpec) -> tuple[FormatName, ...]:
+def compared_formats(named: str, spec: ModelSpec) -> tuple[UnitFormat, ...]:
     """Returns the format that the user named, or those that are compared for a model: llama.cpp's K formats where all
     rows and columns are whole blocks of theirs, else formats of blocks of 32."""
     if named != AUTO:
@@ -76,13 +84,15 @@ def _shared(spec: ModelSpec) -> list[str]:
     return [f"shared_expert.{role}" for role in MLP_ROLES] if spec.shared_intermediate_size else []
 
 
-def check_format(format_name: FormatName, spec: ModelSpec) -> None:
+def check_format(named: UnitFormat, spec: ModelSpec) -> None:
     """Refuses a format that cannot hold a model's matrices.
 
     Raises:
         ColdpressError: naming the matrix, and formats that can.
     """
-    if format_name == AUTO or (role := misfit(format_name, spec)) is None:
+    names = () if named == AUTO else slice_formats(named)
+    format_name, role = next(((name, role) for name in names if (role := misfit(name, spec))), ("", None))
+    if role is None:
         return
     multiple = load("coldpress.runtime.quantization", Format, format_name).MULTIPLE
     raise ColdpressError(
