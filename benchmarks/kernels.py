@@ -3,10 +3,10 @@
 A matrix of a 7B's MLP, 14336 slices of 4096 values in int4, has random weights; a random share of its units is used.
 The kernels are `dot` (rows times x, as gate and up), `axpy` (columns times coefficients, as down), both on packed
 slices, `mlp` (gate, up, SiLU and down in one call, over units that bundle the three), and `gemv`, the whole matrix
-without a choice; x is rounded to `activations`. `gemv` runs in the other formats, too. Before every call as many
-threads stream 256 MB: that gives the bandwidth (`read`), and leaves none of the operands in a cache. Every round
-measures everything in turn. torch multiplies in bfloat16: the whole matrix, or the selected rows gathered first,
-whichever is faster. llama.cpp's Q4_0 product takes the whole matrix.
+without a choice; x is rounded to `activations`. `gemv`, and `axpy` of all slices, run in the other formats, too. Before
+every call as many threads stream 256 MB: that gives the bandwidth (`read`), and leaves none of the operands in a cache.
+Every round measures everything in turn. torch multiplies in bfloat16: the whole matrix, or the selected rows gathered
+first, whichever is faster. llama.cpp's products take the whole matrix, in each format that both have.
 
 `several` is `mlp` for TOKENS vectors at once, as a pass checks drafts: it says what each further vector takes of the
 first one's time.
@@ -20,7 +20,9 @@ import numpy as np
 import torch
 
 from benchmarks.harness import Benchmark, Cell, Row, Spread, gain, interleaved, main, option, spread
-from benchmarks.shared.ggml import Q4Product
+from benchmarks.shared.ggml import GgmlProduct
+from coldpress.compiler.llama_cpp.types import FORMATS as LLAMA_FORMATS
+from coldpress.compiler.llama_cpp.types import NAMES
 from coldpress.runtime import _native
 from coldpress.runtime.kernels import gemv, mlp, rows
 from coldpress.runtime.kernels.activations import ACTIVATIONS, DEFAULT_ACTIVATIONS
@@ -29,7 +31,6 @@ from coldpress.runtime.quantization import Format
 
 FORMAT = "int4_group32"
 FORMATS = names("coldpress.runtime.quantization")
-OTHERS = tuple(name for name in FORMATS if name != FORMAT)
 LENGTH, UNITS = 4096, 14336
 DENSITIES = (0.01, 0.03, 0.1, 0.25, 0.5, 1.0)
 STREAM_BYTES = 256 << 20
@@ -37,7 +38,9 @@ SLICE_BYTES = load("coldpress.runtime.quantization", Format, FORMAT).nbytes(LENG
 FUSED_ROLES = 3
 TOKENS = 5
 """A pass with four drafts."""
-READ, Q4_0, TORCH, GATHERED = "read", "q4_0", "torch whole", "torch gathered"
+GGML_TYPES = {LLAMA_FORMATS[name]: number for number, name in NAMES.items() if name in LLAMA_FORMATS and name != "F16"}
+"""Our formats that llama.cpp has, too, with its numbers."""
+READ, LLAMA, TORCH, GATHERED = "read", "llama", "torch whole", "torch gathered"
 Call = Callable[[], object]
 
 
@@ -81,14 +84,17 @@ def native_calls(given: Operands, threads: int) -> Iterator[tuple[str, Call]]:
         for kind in ACTIVATIONS:
             yield name_of("dot", kind, density), lambda p=packed, k=kind: rows.dot_rows(*p, given.x, threads, k)
             yield name_of("mlp", kind, density), lambda b=bundled, k=kind: mlp.mlp_rows(*b, k)
-    for kind in ACTIVATIONS:
-        whole = given.packed, LENGTH, FORMAT, given.x, threads, kind
-        yield name_of("gemv", kind), lambda w=whole: gemv.gemv(*w)
-    for name in OTHERS:
-        matrix = whole_matrix(name, given.rng)
+    every, weights = np.arange(UNITS, dtype=np.int32), given.rng.standard_normal(UNITS).astype(np.float32)
+    for name in FORMATS:
+        matrix = given.packed if name == FORMAT else whole_matrix(name, given.rng)
         for kind in ACTIVATIONS:
-            other = matrix, LENGTH, name, given.x, threads, kind
-            yield name_of(f"gemv {name}", kind), lambda o=other: gemv.gemv(*o)
+            whole = matrix, LENGTH, name, given.x, threads, kind
+            yield name_of(f"gemv {name}", kind), lambda w=whole: gemv.gemv(*w)
+        columns = matrix, every, 0, LENGTH, name, weights, threads
+        yield name_of(f"axpy {name}", "fp32"), lambda c=columns: rows.axpy_rows(*c)
+        if name in GGML_TYPES:
+            product = GgmlProduct(matrix, LENGTH, GGML_TYPES[name])
+            yield name_of(f"{LLAMA} {name}"), lambda p=product: p(given.x, threads)
 
 
 def layout_of(name: str) -> mlp.Layout:
@@ -118,15 +124,13 @@ def whole_matrix(name: str, rng: np.random.Generator) -> np.ndarray:
 
 
 def other_calls(given: Operands, threads: int) -> Iterator[tuple[str, Call]]:
-    """Yields torch's product of the whole matrix and of gathered rows at each density, and llama.cpp's product."""
+    """Yields torch's product of the whole matrix, and of gathered rows at each density."""
     matrix, x = torch.randn(UNITS, LENGTH).to(torch.bfloat16), torch.from_numpy(given.x).to(torch.bfloat16)
     torch.set_num_threads(threads)
     yield name_of(TORCH), lambda: torch.mv(matrix, x)
     for density in DENSITIES[:-1]:
         ids = torch.randperm(UNITS)[: round(density * UNITS)].sort().values
         yield name_of(GATHERED, "", density), lambda i=ids: torch.mv(matrix[i], x)
-    q4_0 = Q4Product(given.packed, LENGTH)
-    yield name_of(Q4_0), lambda: q4_0(given.x, threads)
 
 
 def timed(threads: int, rounds: int) -> tuple[list[float], dict[str, list[float]]]:
@@ -150,7 +154,7 @@ class Options:
 
 class Plugin(Benchmark[Options]):
     keys = {
-        "rows[].kernel": "dot, axpy, mlp, gemv, several; read: the streaming read; q4_0: llama.cpp's product",
+        "rows[].kernel": "dot, axpy, mlp, gemv, several; read: the streaming read; llama: llama.cpp's product",
         "rows[].format?": "format of the weights if it is not int4_group32",
         "rows[].activations": "format to which x is rounded; empty for read",
         "rows[].density": "share of the units that the call uses",
@@ -159,8 +163,8 @@ class Plugin(Benchmark[Options]):
         "rows[].share_of_read": "gb_per_s over that of the streaming read",
         "rows[].over_dense?": "seconds of the kernel with all units over seconds with these, taken in each round",
         "rows[].over_torch?": "dot: seconds of torch over seconds of the kernel, taken in each round",
-        "rows[].over_q4_0?": "gemv: seconds of llama.cpp's product over seconds of the kernel, taken in each round",
-        "rows[].over_int4?": "gemv in another format: seconds with int4_group32 over seconds with it, per round",
+        "rows[].over_llama?": "gemv: seconds of llama.cpp's product in this format over seconds of the kernel, per round",
+        "rows[].over_int4?": "gemv, axpy in another format: seconds with int4_group32 over seconds with it, per round",
         "rows[].further?": f"several: what each vector after the first takes, as a share of the time of one, in a call "
         f"of {TOKENS}, per round",
     }
@@ -174,25 +178,37 @@ class Plugin(Benchmark[Options]):
         read_s, seconds = timed(cell["threads"], self.options.rounds)
         read_bytes_per_s = STREAM_BYTES / spread(read_s)["median"]
         yield row_of(READ, "", 1.0, read_s, STREAM_BYTES, read_bytes_per_s)
-        yield row_of(Q4_0, "int8", 1.0, seconds[name_of(Q4_0)], UNITS * SLICE_BYTES, read_bytes_per_s)
         cases = [("axpy", "fp32"), *itertools.product(("dot", "mlp"), ACTIVATIONS)]
-        whole = [("gemv", kind, 1.0) for kind in ACTIVATIONS]
-        for kernel, kind, density in [*((*case, density) for case in cases for density in DENSITIES), *whole]:
+        for (kernel, kind), density in itertools.product(cases, DENSITIES):
             call_s = seconds[name_of(kernel, kind, density)]
             num_bytes = round(density * UNITS) * SLICE_BYTES * (FUSED_ROLES if kernel == "mlp" else 1)
             row = row_of(kernel, kind, density, call_s, num_bytes, read_bytes_per_s)
             row["over_dense"] = gain(seconds[name_of(kernel, kind)], call_s)
             if kernel == "dot":
                 row["over_torch"] = gain(torch_s(seconds, density), call_s)
-            if kernel == "gemv":
-                row["over_q4_0"] = gain(seconds[name_of(Q4_0)], call_s)
             yield row
-        for name, kind in itertools.product(OTHERS, ACTIVATIONS):
-            call_s = seconds[name_of(f"gemv {name}", kind)]
-            num_bytes = UNITS * load("coldpress.runtime.quantization", Format, name).nbytes(LENGTH)
-            row = row_of("gemv", kind, 1.0, call_s, num_bytes, read_bytes_per_s)
-            yield row | {"format": name, "over_int4": gain(seconds[name_of("gemv", kind)], call_s)}
+        for name in FORMATS:
+            yield from rows_of_format(name, seconds, read_bytes_per_s)
         yield from rows_of_several(seconds, read_bytes_per_s)
+
+
+def rows_of_format(name: str, seconds: Mapping[str, list[float]], read_bytes_per_s: float) -> Iterator[Row]:
+    """Yields the rows of products with the whole matrix in a format, ours and llama.cpp's."""
+    num_bytes = UNITS * load("coldpress.runtime.quantization", Format, name).nbytes(LENGTH)
+    theirs_s = seconds.get(name_of(f"{LLAMA} {name}"))
+    own = {} if name == FORMAT else {"format": name}
+    if theirs_s is not None:
+        yield row_of(LLAMA, "int8", 1.0, theirs_s, num_bytes, read_bytes_per_s) | own
+    for kernel, kind in [*(("gemv", kind) for kind in ACTIVATIONS), ("axpy", "fp32")]:
+        if kernel == "axpy" and name == FORMAT:
+            continue  # among the densities
+        call_s = seconds[name_of(f"{kernel} {name}", kind)]
+        row = row_of(kernel, kind, 1.0, call_s, num_bytes, read_bytes_per_s) | own
+        if name != FORMAT:
+            row["over_int4"] = gain(seconds[name_of(f"{kernel} {FORMAT}", kind)], call_s)
+        if kernel == "gemv" and theirs_s is not None:
+            row["over_llama"] = gain(theirs_s, call_s)
+        yield row
 
 
 def rows_of_several(seconds: Mapping[str, list[float]], read_bytes_per_s: float) -> Iterator[Row]:

@@ -1,4 +1,4 @@
-"""Calls llama.cpp's own product of a Q4_0 matrix and a vector: its ggml, as the extra `llama` brings it."""
+"""Calls llama.cpp's own product of a matrix in its formats and a vector: its ggml, as the extra `llama` brings it."""
 
 import ctypes
 import importlib
@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-Q4_0, F32 = 2, 0
-"""Numbers of ggml_type."""
+F32 = 0
+"""Number of a ggml_type."""
 ROOM_BYTES = 256 << 20
 """Bytes beside the matrix: ggml takes memory for every product and frees none before the end."""
 
@@ -16,10 +16,10 @@ class _Params(ctypes.Structure):
     _fields_ = (("mem_size", ctypes.c_size_t), ("mem_buffer", ctypes.c_void_p), ("no_alloc", ctypes.c_bool))
 
 
-class Q4Product:
-    """A matrix in Q4_0, whose bytes are those of int4_group32."""
+class GgmlProduct:
+    """A matrix in a format of llama.cpp's."""
 
-    def __init__(self, codes: np.ndarray, length: int) -> None:
+    def __init__(self, codes: np.ndarray, length: int, ggml_type: int) -> None:
         """Copies `codes` uint8 [rows, row_bytes], rows of `length` values."""
         xllamacpp = importlib.import_module("xllamacpp")
         self._library = ctypes.CDLL(str(next(Path(str(xllamacpp.__file__)).parent.glob("*.so"))))
@@ -30,7 +30,7 @@ class Q4Product:
         self._compute = self._function("ggml_graph_compute_with_ctx", ctypes.c_int, handle, handle, ctypes.c_int)
         self._function("ggml_cpu_init", None)()
         self._context = init(_Params(codes.size + ROOM_BYTES, None, False))
-        matrix = new_tensor(self._context, Q4_0, length, len(codes))
+        matrix = new_tensor(self._context, ggml_type, length, len(codes))
         vector = new_tensor(self._context, F32, length, 1)
         product = self._function("ggml_mul_mat", handle, handle, handle, handle)(self._context, matrix, vector)
         self._graph = self._function("ggml_new_graph", handle, handle)(self._context)

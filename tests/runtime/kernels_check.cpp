@@ -144,9 +144,9 @@ void check(const Kernels& kernels, Format format, int64_t count, int64_t length)
         Worst products;
         const auto rounded = [&](const Kernels& its, std::vector<float>& out) {
             std::vector<int8_t> high(static_cast<size_t>(padded)), low(high);
-            std::vector<float> scales(static_cast<size_t>(8 * room)), own_sums(static_cast<size_t>(2 * room));
+            std::vector<float> scales(static_cast<size_t>(8 * room));
             std::vector<int32_t> starts(scales.size()), more(starts);
-            const Rounded vector{planes, {high.data(), low.data()}, scales.data(), {starts.data(), more.data()}, own_sums.data()};
+            const Rounded vector{planes, {high.data(), low.data()}, scales.data(), {starts.data(), more.data()}};
             its.round(format, x.data(), blocks_of(length), vector);
             its.dot_rounded(format, rows.data(), count, length, vector, out.data());
         };
@@ -183,8 +183,9 @@ void check_functions(const Kernels& kernels) {
 }  // namespace
 
 int main() {
-    for (Format format : {Format::fp16, Format::int8_group32, Format::int4_group32, Format::int3_group32,
-                          Format::q4_k, Format::q4_1, Format::q6_k, Format::q5_k, Format::q5_0, Format::q5_1, Format::iq4_nl, Format::q3_k, Format::q2_k})
+    for (Format format : {Format::fp16, Format::int8_group32, Format::int4_group32, Format::int3_group32, Format::q4_k,
+                          Format::q4_1, Format::q6_k, Format::q5_k, Format::q5_0, Format::q5_1, Format::iq4_nl,
+                          Format::q3_k, Format::q2_k})
         for (int64_t count : {1, 4, 7, 9})
             for (int64_t length : {32, 72, 160, 768, 4096})
                 if (block_values(format) == kBlock || length % block_values(format) == 0)

@@ -72,6 +72,14 @@ inline __m256i block_products(const uint8_t* block, const int8_t* x) {
     }
 }
 
+// Four bytes from each of eight places. Compilers build the same from numbers by way of memory, and wait for it.
+inline __m256i eight_words(const uint8_t* p, int64_t stride) {
+    const auto two = [=](int i) {
+        return _mm_unpacklo_epi32(_mm_loadu_si32(p + i * stride), _mm_loadu_si32(p + (i + 1) * stride));
+    };
+    return _mm256_set_m128i(_mm_unpacklo_epi64(two(4), two(6)), _mm_unpacklo_epi64(two(0), two(2)));
+}
+
 // What kernels_blocks.h and kernels_integers.h ask of an instruction set with AVX2, but for the width of floats.
 struct Bytes32 {
     using Bytes = __m256i;
@@ -99,6 +107,17 @@ struct Bytes32 {
         int16_t found;
         __builtin_memcpy(&found, p, sizeof found);
         return _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(found)));
+    }
+
+    static void halves(const uint8_t* p, int64_t stride, float* out) {
+        const __m256i places = _mm256_setr_epi64x(0x0D0C090805040100, -1, 0x0D0C090805040100, -1);
+        const __m256i both = _mm256_shuffle_epi8(eight_words(p, stride), places);
+        _mm256_storeu_ps(out, _mm256_cvtph_ps(_mm256_castsi256_si128(_mm256_permute4x64_epi64(both, 8))));
+    }
+    static void multiples(float unit, const uint32_t* words, int zero, float* out) {
+        const __m128i bytes = _mm_cvtsi64_si128(static_cast<int64_t>(words[0] | static_cast<uint64_t>(words[1]) << 32));
+        const __m256i numbers = _mm256_sub_epi32(_mm256_cvtepi8_epi32(bytes), _mm256_set1_epi32(zero));
+        _mm256_storeu_ps(out, _mm256_mul_ps(_mm256_cvtepi32_ps(numbers), _mm256_set1_ps(unit)));
     }
 
     using Ints = __m256i;

@@ -14,20 +14,21 @@
 namespace coldpress {
 
 // A vector whose groups of kBlock values are whole numbers times a scale: 8 bits in one plane, or 16 bits in two, as
-// 256 * planes[0] + planes[1]. Each instruction set orders values, scales and starts in its own way; for rows of a format
-// with a layout, all keep the order of values, and have a scale and a sum for each group of the format.
+// 256 * planes[0] + planes[1]. Each instruction set orders values, scales and starts in its own way. For rows of a format
+// with a layout values keep their order, and for each kPiece of them, `scales` are those of the format's groups, followed by
+// what the groups' starts are multiplied by (start_factor).
 struct Rounded {
     int num_planes;
     int8_t* planes[2];   // room for kBlock values per block each
     float* scales;       // room for 8 per block
     int32_t* starts[2];  // room for 8 per block; the sums' start values, if codes are read as unsigned
-    float* sums;         // room for 2 per block; of each group's values
 };
 
 // Products of matrices accumulate this many terms before they add a partial sum to the result. Rows of factors are
 // padded by 64 bytes, so that the entries of a column do not all map to one set of the cache.
 constexpr int64_t kDepth = 256, kDepthStride = kDepth + 16;
 
+constexpr int64_t kPiece = 256;
 constexpr int64_t kRoundedBlocks = 8;  // buffers have room for a multiple of this many blocks
 constexpr int64_t kRowsAhead = 4;  // fewer arrive too late, more evict other data from the L1 cache
 

@@ -3,6 +3,7 @@
 // The order of includes matters: the inner loops are written over Isa.
 #include "kernels_chunks.h"
 #include "kernels_chunks_avx512.h"
+#include "kernels_pieces_avx512.h"
 #include "kernels_body.h"
 #include "kernels_integers.h"
 #include "kernels_activations.h"

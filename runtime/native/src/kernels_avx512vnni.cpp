@@ -3,6 +3,7 @@
 // The order of includes matters: the inner loops are written over Isa.
 #include "kernels_chunks.h"
 #include "kernels_chunks_avx512.h"
+#include "kernels_pieces_avx512.h"
 #include "kernels_body.h"
 #include "kernels_rounding.h"
 
@@ -90,16 +91,6 @@ void round_format(const float* x, int64_t blocks, const Rounded& out) {
     }
 }
 
-void round_packed(Format format, const float* x, int64_t blocks, const Rounded& out) {
-    with_format(format, [&](auto type) {
-        constexpr Format F = decltype(type)::value;
-        if constexpr (has_layout(F))
-            round_layout(F, x, blocks, out);
-        else if constexpr (F != Format::fp16)
-            round_format<F>(x, blocks, out);
-    });
-}
-
 // The parts that are the same for all rows: a vector's numbers, the sums' start values, and scales.
 template <Format F, int P>
 struct Numbers {
@@ -150,52 +141,25 @@ inline void dot_packed_rows(const uint8_t* const* rows, int64_t blocks, const Ro
     for (int r = 0; r < R; ++r) out[r] = _mm512_reduce_add_ps(sums[r]);
 }
 
-// Pieces of 256 values of a format with a layout: one block, or eight, with 8 or 16 groups. Values keep their order: lane j
-// of vector v of four has codes of values 64 v + 4 j to 64 v + 4 j + 3.
+// The codes of a piece. Values keep their order: lane j of vector v of four has codes of values 64 v + 4 j to 64 v + 4 j + 3.
 template <Format F>
-struct Piece {
+struct PieceCodes {
+    using Own = Piece<F>;
     static constexpr Layout kHas = kLayout<F>;
-    static constexpr int64_t kBlocks = 256 / block_values(F), kBytes = kBlocks * block_bytes(F);
-    static constexpr int kGroups = 256 / kHas.group;
-    static constexpr __mmask16 kUsed = (1 << kGroups) - 1;
     static constexpr int32_t kZero = F == Format::iq4_nl ? 128 : kHas.zero;  // of codes as unsigned bytes
 
-    __m512 scales, starts;  // of the groups; zeros in other lanes
-
-    explicit Piece(const uint8_t* p) {
-        if constexpr (kHas.values == kBlock) {
-            const auto word = [p](int b) { return static_cast<int>(load32(p + b * kHas.bytes)); };
-            const __m256i words = _mm256_setr_epi32(word(0), word(1), word(2), word(3), word(4), word(5), word(6), word(7));
-            scales = halves(words);
-            if constexpr (kHas.minimum_at != kNone) starts = halves(_mm256_srli_epi32(words, 16));
+    // The groups' scales times those of x; `sum` gets their starts times the sums of x.
+    static __m512 factors(const uint8_t* p, const float* of_x, __m512& sum) {
+        if constexpr (kGroups<F> == 8) {
+            const __m512 found = _mm512_mul_ps(Own::eight(p), _mm512_loadu_ps(of_x));
+            sum = _mm512_mask_add_ps(sum, 0xFF00, sum, found);
+            return found;
         } else {
-            const GroupNumbers found = group_numbers<F>(p);
-            scales = _mm512_mul_ps(half_at(p + kHas.scale_at), floats(found.scales, kScaleZero<F>));
-            if constexpr (kHas.minimum_at != kNone)
-                starts = _mm512_mul_ps(half_at(p + kHas.minimum_at), floats(found.minima, 0));
+            __m512 scales, minima;
+            Own::sixteen(p, scales, minima);
+            sum = _mm512_fmadd_ps(minima, _mm512_loadu_ps(of_x + kGroups<F>), sum);
+            return _mm512_mul_ps(scales, _mm512_loadu_ps(of_x));
         }
-        if constexpr (kHas.minimum_at == kNone) starts = _mm512_mul_ps(scales, _mm512_set1_ps(-kZero));
-        if constexpr (kHas.values != kBlock && kHas.minimum_at != kNone) starts = _mm512_sub_ps(_mm512_setzero_ps(), starts);
-    }
-
-    static uint32_t load32(const uint8_t* p) {
-        uint32_t word;
-        __builtin_memcpy(&word, p, sizeof word);
-        return word;
-    }
-    static __m512 halves(__m256i words) {
-        return _mm512_zextps256_ps512(_mm256_cvtph_ps(_mm256_cvtepi32_epi16(words)));
-    }
-    static __m512 half_at(const uint8_t* p) {
-        int16_t bits;
-        __builtin_memcpy(&bits, p, sizeof bits);
-        return _mm512_cvtph_ps(_mm256_set1_epi16(bits));
-    }
-    static __m512 floats(const uint32_t* bytes, int zero) {
-        __m128i numbers = _mm_setr_epi32(static_cast<int>(bytes[0]), static_cast<int>(bytes[1]), static_cast<int>(bytes[2]),
-                                         static_cast<int>(bytes[3]));
-        if (zero != 0) numbers = _mm_sub_epi8(numbers, _mm_set1_epi8(static_cast<char>(zero)));
-        return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(numbers));
     }
 
     // Bits of 64 values, in 32 bytes twice, or in 64 bytes.
@@ -215,22 +179,28 @@ struct Piece {
     static __m512i codes(const uint8_t* p) {
         if constexpr (kHas.values == kBlock) {
             const uint8_t *const a = p + 2 * v * kHas.bytes, *const b = a + kHas.bytes;
-            const auto load = [](const uint8_t* from) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(from)); };
-            const __m512i pairs = _mm512_mask_broadcast_i32x4(_mm512_broadcast_i32x4(load(a + kHas.low_at)), 0xFF00,
-                                                              load(b + kHas.low_at));
+            const __m512i pairs = _mm512_mask_broadcast_i32x4(_mm512_broadcast_i32x4(Own::load16(a + kHas.low_at)), 0xFF00,
+                                                              Own::load16(b + kHas.low_at));
             const __m512i shifts = _mm512_set_epi64(0x0004000400040004, 0x0004000400040004, 0, 0, 0x0004000400040004,
                                                     0x0004000400040004, 0, 0);
             const __m512i low = _mm512_and_si512(_mm512_srlv_epi16(pairs, shifts), _mm512_set1_epi8(15));
             if constexpr (F == Format::iq4_nl) {
-                const __m512i table = _mm512_broadcast_i32x4(load(reinterpret_cast<const uint8_t*>(kLevels)));
+                const __m512i table = _mm512_broadcast_i32x4(Own::load16(kLevels));
                 return _mm512_shuffle_epi8(_mm512_xor_si512(table, _mm512_set1_epi8(-128)), low);
             }
             if constexpr (kHas.high_bits == 0) return low;
-            const uint64_t high = load32(a + kHas.high_at) | static_cast<uint64_t>(load32(b + kHas.high_at)) << 32;
+            const uint64_t high = Own::load32(a + kHas.high_at) | static_cast<uint64_t>(Own::load32(b + kHas.high_at)) << 32;
             return _mm512_mask_add_epi8(low, _cvtu64_mask64(high), low, _mm512_set1_epi8(16));
         } else {
             const __m512i low = bits<kHas.low_at, kHas.low_bits>(p, low_field(F, 2 * v), low_field(F, 2 * v + 1));
             if constexpr (kHas.high_bits == 0) return low;
+            if constexpr (kHas.high_bits == 1) {  // bit `part` of 32 bytes
+                const __m256i bytes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + kHas.high_at));
+                const __m512i own = _mm512_inserti64x4(_mm512_set1_epi8(static_cast<char>(1 << 2 * v)),
+                                                       _mm256_set1_epi8(static_cast<char>(2 << 2 * v)), 1);
+                const __mmask64 set = _mm512_test_epi8_mask(_mm512_broadcast_i64x4(bytes), own);
+                return _mm512_mask_add_epi8(low, set, low, _mm512_set1_epi8(1 << kHas.low_bits));
+            }
             const __m512i high = bits<kHas.high_at, kHas.high_bits>(p, high_field(F, 2 * v), high_field(F, 2 * v + 1));
             return _mm512_or_si512(low, _mm512_slli_epi16(high, kHas.low_bits));
         }
@@ -246,42 +216,41 @@ struct Piece {
             total = _mm512_dpbusd_epi32(total, own, _mm512_loadu_si512(x.planes[plane] + at + 64 * v));
         }
         const __m512i lanes = _mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3);
-        const __m512i groups = kGroups == 16 ? lanes : _mm512_srli_epi32(lanes, 1);
-        const __m512i place = _mm512_add_epi32(groups, _mm512_set1_epi32(v * kGroups / 4));
+        const __m512i groups = kGroups<F> == 16 ? lanes : _mm512_srli_epi32(lanes, 1);
+        const __m512i place = _mm512_add_epi32(groups, _mm512_set1_epi32(v * kGroups<F> / 4));
         return _mm512_fmadd_ps(_mm512_cvtepi32_ps(total), _mm512_permutexvar_ps(place, factors), sum);
     }
 };
 
+// Adds to two sums, so that additions seldom wait.
 template <Format F, int P>
-[[gnu::always_inline]] inline __m512 add_piece(__m512 sum, const uint8_t* p, const Rounded& x, int64_t piece) {
-    using Own = Piece<F>;
-    const Own own(p);
-    const auto of_x = [piece](const float* from) { return _mm512_maskz_loadu_ps(Own::kUsed, from + piece * Own::kGroups); };
-    sum = _mm512_fmadd_ps(own.starts, of_x(x.sums), sum);
-    const __m512 factors = _mm512_mul_ps(own.scales, of_x(x.scales));
-    sum = Own::template add_products<0, P>(sum, p, x, piece * 256, factors);
-    sum = Own::template add_products<1, P>(sum, p, x, piece * 256, factors);
-    sum = Own::template add_products<2, P>(sum, p, x, piece * 256, factors);
-    return Own::template add_products<3, P>(sum, p, x, piece * 256, factors);
+[[gnu::always_inline]] inline void add_piece(__m512* sums, const uint8_t* p, const Rounded& x, int64_t piece) {
+    using Own = PieceCodes<F>;
+    const __m512 factors = Own::factors(p, x.scales + piece * 2 * kGroups<F>, sums[0]);
+    sums[1] = Own::template add_products<0, P>(sums[1], p, x, piece * kPiece, factors);
+    sums[0] = Own::template add_products<1, P>(sums[0], p, x, piece * kPiece, factors);
+    sums[1] = Own::template add_products<2, P>(sums[1], p, x, piece * kPiece, factors);
+    sums[0] = Own::template add_products<3, P>(sums[0], p, x, piece * kPiece, factors);
 }
 
 template <Format F, int P, int R>
-inline void dot_pieces(const uint8_t* const* rows, int64_t blocks, const Rounded& x, float* out) {
-    constexpr int64_t bytes = Piece<F>::kBytes;
-    const int64_t pieces = blocks / Piece<F>::kBlocks, rest = blocks % Piece<F>::kBlocks;
-    __m512 sums[R];
-    for (int r = 0; r < R; ++r) sums[r] = _mm512_setzero_ps();
-    for (int64_t i = 0; i < pieces; ++i) {
-        for (int64_t b = 0; b < Piece<F>::kBlocks; b += kStride<F>)
-            look_ahead<F, R>(rows + kRowsAhead, i * Piece<F>::kBlocks + b);
-        for (int r = 0; r < R; ++r) sums[r] = add_piece<F, P>(sums[r], rows[r] + i * bytes, x, i);
-    }
-    for (int r = 0; rest != 0 && r < R; ++r) {
-        uint8_t last[bytes] = {};  // blocks of zeros behind the row's end
-        __builtin_memcpy(last, rows[r] + pieces * bytes, static_cast<size_t>(rest * block_bytes(F)));
-        sums[r] = add_piece<F, P>(sums[r], last, x, pieces);
-    }
-    for (int r = 0; r < R; ++r) out[r] = _mm512_reduce_add_ps(sums[r]);
+inline void dot_pieces(const uint8_t* const* rows, int64_t length, const Rounded& x, float* out) {
+    __m512 sums[R][2];
+    for (int r = 0; r < R; ++r) sums[r][0] = sums[r][1] = _mm512_setzero_ps();
+    over_chunks<F, R>(rows, length, [&](int64_t piece, const auto& at) {
+        for (int r = 0; r < R; ++r) add_piece<F, P>(sums[r], at(r), x, piece);
+    });
+    for (int r = 0; r < R; ++r) out[r] = _mm512_reduce_add_ps(_mm512_add_ps(sums[r][0], sums[r][1]));
+}
+
+void round_packed(Format format, const float* x, int64_t blocks, const Rounded& out) {
+    with_format(format, [&](auto type) {
+        constexpr Format F = decltype(type)::value;
+        if constexpr (has_layout(F))
+            round_layout(F, PieceCodes<F>::kZero, x, blocks, out);
+        else if constexpr (F != Format::fp16)
+            round_format<F>(x, blocks, out);
+    });
 }
 
 void dot_rounded_packed(Format format, const uint8_t* const* rows, int64_t count, int64_t length, const Rounded& x,
@@ -290,11 +259,10 @@ void dot_rounded_packed(Format format, const uint8_t* const* rows, int64_t count
                       [&](auto type, auto planes, auto taken, int64_t i) {
                           constexpr Format F = decltype(type)::value;
                           constexpr int P = decltype(planes)::value, R = decltype(taken)::value;
-                          const int64_t blocks = blocks_of(length, block_values(F));
                           if constexpr (has_layout(F))
-                              dot_pieces<F, P, R>(rows + i, blocks, x, out + i);
+                              dot_pieces<F, P, R>(rows + i, length, x, out + i);
                           else
-                              dot_packed_rows<F, P, R>(rows + i, blocks, x, out + i);
+                              dot_packed_rows<F, P, R>(rows + i, blocks_of(length), x, out + i);
                       });
 }
 

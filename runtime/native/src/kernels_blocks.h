@@ -1,7 +1,9 @@
-// Blocks of the formats with a layout (formats.h), over an `Isa` that also defines
+// Blocks of the formats with a layout (formats.h), in pieces of 256 values: one block, or eight. Over an `Isa` that also
+// defines
 //   Bytes (32 signed numbers of 8 bits, in order), field(p, shift, mask) = 32 bytes >> shift & mask, nibbles(p) = the low
 //   and then the high halves of 16 bytes, bits(p) = each bit of 4 bytes, raised(codes, high, places) = codes | high <<
-//   places, levels(codes) = kLevels[code], half(p) = a float16, and widen(codes, V[32 / kWidth]) to floats.
+//   places, levels(codes) = kLevels[code], widen(codes, V[32 / kWidth]) to floats, half(p) = a float16, halves(p, stride,
+//   out) = 8 of them, and multiples(unit, two words of bytes, zero, out) = 8 products of the unit with a byte less zero.
 // A format is data here: where the codes' bits stand, and what a group's numbers are. kernels_chunks.h includes this.
 
 namespace coldpress {
@@ -11,12 +13,11 @@ using V = Isa::V;
 
 template <Format F>
 constexpr Layout kLayout = layout_of(F);
+constexpr int kParts = static_cast<int>(kPiece / kBlock);  // of a piece: 32 values each
 template <Format F>
-constexpr int kParts = static_cast<int>(block_values(F) / kBlock);  // of 32 values
+constexpr int kGroups = has_layout(F) ? static_cast<int>(kPiece) / kLayout<F>.group : 1;  // of a piece
 template <Format F>
-constexpr int kGroups = has_layout(F) ? kLayout<F>.values / kLayout<F>.group : 1;
-template <Format F>
-constexpr bool kHasStarts = kLayout<F>.minimum_at != kNone || kLayout<F>.zero != 0;
+constexpr bool kHasMinima = kLayout<F>.minimum_at != kNone;
 
 // Where bits of 32 values are: in these bytes, from this bit on. Codes of several parts share bytes.
 struct Field {
@@ -33,18 +34,19 @@ constexpr Field high_field(Format format, int part) {
     return layout_of(format).high_bits == 1 ? Field{0, part} : Field{part / 4 * 32, part % 4 * 2};
 }
 
-// The codes of 32 values of a block; iq4_nl's are its levels.
+// The codes of 32 values of a piece; iq4_nl's are its levels.
 template <Format F>
-[[gnu::always_inline]] inline Isa::Bytes codes_at(const uint8_t* block, int part) {
+[[gnu::always_inline]] inline Isa::Bytes codes_at(const uint8_t* piece, int part) {
     constexpr Layout kHas = kLayout<F>;
     if constexpr (kHas.values == kBlock) {
+        const uint8_t* block = piece + part * kHas.bytes;
         const typename Isa::Bytes codes = Isa::nibbles(block + kHas.low_at);
         if constexpr (kHas.high_bits > 0) return Isa::raised(codes, Isa::bits(block + kHas.high_at), kHas.low_bits);
         if constexpr (F == Format::iq4_nl) return Isa::levels(codes);
         return codes;
     } else {
         const auto bits = [&](int at, Field field, int count) {
-            return Isa::field(block + at + field.at, field.shift, (1 << count) - 1);
+            return Isa::field(piece + at + field.at, field.shift, (1 << count) - 1);
         };
         const typename Isa::Bytes codes = bits(kHas.low_at, low_field(F, part), kHas.low_bits);
         if constexpr (kHas.high_bits == 0) return codes;
@@ -87,63 +89,56 @@ inline GroupNumbers group_numbers(const uint8_t* block) {
     return found;
 }
 
-// The scales and starts of a block's groups.
+// The scales and minima of a piece's groups; without minima, the scales again.
 template <Format F>
 struct Terms {
-    float scales[kGroups<F>], starts[kGroups<F>];
+    float scales[kGroups<F>], minima[kGroups<F>];
 
-    [[gnu::always_inline]] explicit Terms(const uint8_t* block) {
+    [[gnu::always_inline]] explicit Terms(const uint8_t* p) {
         constexpr Layout kHas = kLayout<F>;
-        constexpr bool kHasMinimum = kHas.minimum_at != kNone;
-        const float scale = Isa::half(block + kHas.scale_at);
-        const float minimum = kHasMinimum ? Isa::half(block + (kHasMinimum ? kHas.minimum_at : 0)) : 0.0f;
-        if constexpr (kHas.groups_at == kNone) {
-            scales[0] = scale;
-            starts[0] = kHasMinimum ? minimum : static_cast<float>(-kHas.zero) * scale;
+        if constexpr (kHas.values == kBlock) {
+            Isa::halves(p + kHas.scale_at, kHas.bytes, scales);
+            if constexpr (kHasMinima<F>) Isa::halves(p + kHas.minimum_at, kHas.bytes, minima);
         } else {
-            int8_t numbers[2][16];
-            const GroupNumbers found = group_numbers<F>(block);
-            __builtin_memcpy(numbers[0], found.scales, sizeof found.scales);
-            __builtin_memcpy(numbers[1], found.minima, sizeof found.minima);
-            for (int g = 0; g < kGroups<F>; ++g) {
-                scales[g] = scale * static_cast<float>(numbers[0][g] - kScaleZero<F>);
-                starts[g] = kHasMinimum ? -(minimum * static_cast<float>(numbers[1][g]))
-                                        : static_cast<float>(-kHas.zero) * scales[g];
+            const GroupNumbers found = group_numbers<F>(p);
+            const float scale = Isa::half(p + kHas.scale_at);
+            for (int g = 0; g < kGroups<F>; g += 8) {
+                Isa::multiples(scale, found.scales + g / 4, kScaleZero<F>, scales + g);
+                if constexpr (kHasMinima<F>)
+                    Isa::multiples(Isa::half(p + kHas.minimum_at), found.minima + g / 4, 0, minima + g);
             }
         }
+        if constexpr (!kHasMinima<F>) __builtin_memcpy(minima, scales, sizeof scales);
     }
 };
 
-// The values of a block. A scale times a code is exact in float32, so a fused addition changes no bit.
-template <Format F>
-[[gnu::always_inline]] inline void unpack_parts(const uint8_t* block, V* values) {
-    constexpr int kVectors = static_cast<int>(kBlock) / Isa::kWidth;
-    const Terms<F> terms(block);
-    for (int part = 0; part < kParts<F>; ++part) {
-        V* const of_part = values + part * kVectors;
-        Isa::widen(codes_at<F>(block, part), of_part);
-        for (int i = 0; i < kVectors; ++i) {
-            const int group = (part * static_cast<int>(kBlock) + i * Isa::kWidth) / kLayout<F>.group;
+// What the sum of a group of x is multiplied by first: its products with the group's minima, or if there are none, with its
+// scale, are then those of the starts.
+constexpr float start_factor(Format format, int zero) {
+    if (layout_of(format).minimum_at == kNone) return static_cast<float>(-zero);
+    return layout_of(format).groups_at == kNone ? 1.0f : -1.0f;
+}
+
+// A piece. A scale times a code is exact in float32, so a fused addition changes no bit.
+template <Format F, int kWidth = Isa::kWidth>
+struct Unit {
+    static constexpr bool kUnrolled = kWidth == 8;
+    const uint8_t* piece;
+    Terms<F> terms;
+
+    [[gnu::always_inline]] explicit Unit(const uint8_t* p) : piece(p), terms(p) {}
+    // Its part's 32 values.
+    [[gnu::always_inline]] void unpack(int part, V* values) const {
+        Isa::widen(codes_at<F>(piece, part), values);
+        for (int i = 0; i < static_cast<int>(kBlock) / kWidth; ++i) {
+            constexpr float kFactor = start_factor(F, kLayout<F>.zero);
+            const int group = (part * static_cast<int>(kBlock) + i * kWidth) / kLayout<F>.group;
             const V scale = Isa::set1(terms.scales[group]);
-            of_part[i] = kHasStarts<F> ? Isa::fma(of_part[i], scale, Isa::set1(terms.starts[group]))
-                                       : Isa::mul(of_part[i], scale);
+            values[i] = kFactor == 0.0f ? Isa::mul(values[i], scale)
+                                        : Isa::fma(values[i], scale, Isa::set1(terms.minima[group] * kFactor));
         }
     }
-}
-
-// Large blocks are unpacked by one copy of this code: their values do not fit the registers anyway.
-template <Format F>
-[[gnu::noinline]] void unpack_large(const uint8_t* block, V* values) {
-    unpack_parts<F>(block, values);
-}
-
-template <Format F>
-inline void unpack_block(const uint8_t* block, V* values) {
-    if constexpr (kParts<F> > 1)
-        unpack_large<F>(block, values);
-    else
-        unpack_parts<F>(block, values);
-}
+};
 
 }  // namespace
 }  // namespace coldpress

@@ -15,7 +15,7 @@ constexpr int kRows = 4;  // rows at a time: x (or y) is loaded once for all of 
 static_assert(kRows == kRowsAhead, "what is fetched while other rows are computed");
 constexpr int64_t kLine = 64;
 template <Format F>
-constexpr int64_t kStride = block_values(F) > kBlock ? 1 : 4;  // blocks between two looks ahead
+constexpr int64_t kStride = has_layout(F) ? kPiece / block_values(F) : 4;  // blocks between two looks ahead
 
 // Prefetches the same kStride<F> blocks of the next rows, each cache line once. The hardware prefetcher does not help:
 // rows are not adjacent, and it does not follow four rows at once even if they are. Always inlined, like Isa::prefetch:
@@ -96,7 +96,9 @@ template <Format F, typename Step>
 inline void over_rows(const uint8_t* const* rows, int64_t count, int64_t length, const Step& step) {
     int64_t i = 0;
     if (count > 0) look_at<F, kRows>(rows, length);
-    for (; i + kRows <= count; i += kRows) step(Count<kRows>{}, i);
+    // A row whose blocks have a layout is taken alone: unpacking a piece takes longer than loading x again.
+    if constexpr (!has_layout(F))
+        for (; i + kRows <= count; i += kRows) step(Count<kRows>{}, i);
     for (; i < count; ++i) step(Count<1>{}, i);
 }
 
@@ -118,18 +120,16 @@ inline void over_chunks(const uint8_t* const* rows, int64_t length, const Step& 
 
 // A longer chunk's products go to two independent sums, so that neither addition waits for the other.
 template <Format F>
-constexpr int kChains = kChunkValues<F> > kBlock ? 2 : 1;
+constexpr int kChains = Chunk<F>::kBlocks > 1 ? 2 : 1;
 
 // sum + values * x; values keep their order in formats without scales
 template <Format F>
 inline V add_products(const V* values, V scale, const V* x, V sum) {
-    V parts[kChains<F>];
-    if constexpr (!kScaled<F>) {
-        for (int i = 0; i < kChains<F>; ++i) parts[i] = i == 0 ? sum : Isa::zero();
-        for (int i = 0; i < Chunk<F>::kVectors; ++i)
-            parts[i % kChains<F>] = Isa::fma(values[i], x[i], parts[i % kChains<F>]);
-        return kChains<F> == 2 ? Isa::add(parts[0], parts[kChains<F> - 1]) : parts[0];
+    if constexpr (F == Format::fp16) {
+        for (int i = 0; i < Chunk<F>::kVectors; ++i) sum = Isa::fma(values[i], x[i], sum);
+        return sum;
     } else {
+        V parts[kChains<F>];
         for (int i = 0; i < kChains<F>; ++i) parts[i] = Isa::mul(values[i], x[i]);
         for (int i = kChains<F>; i < Chunk<F>::kVectors; ++i)
             parts[i % kChains<F>] = Isa::fma(values[i], x[i], parts[i % kChains<F>]);
@@ -139,10 +139,10 @@ inline V add_products(const V* values, V scale, const V* x, V sum) {
 
 template <Format F>
 inline V scale_of(const uint8_t* chunk) {
-    if constexpr (kScaled<F>)
-        return Chunk<F>::scale(chunk);
+    if constexpr (F == Format::fp16)
+        return Isa::zero();  // the format has no scales; never called
     else
-        return Isa::zero();  // never used
+        return Chunk<F>::scale(chunk);
 }
 
 template <Format F>
@@ -150,8 +150,76 @@ inline void load_chunk(const float* x, int64_t chunk, V* values) {
     for (int i = 0; i < Chunk<F>::kVectors; ++i) values[i] = Isa::load(x + chunk * kChunkValues<F> + i * Isa::kWidth);
 }
 
+// Calls step(part, its values) for each 32 values of a piece.
+template <Format F, typename Step>
+[[gnu::always_inline]] inline void over_parts(const uint8_t* piece, const Step& step) {
+    const Unit<F> unit(piece);
+    const auto take = [&](int part) __attribute__((always_inline)) {
+        V values[kVectors];
+        unit.unpack(part, values);
+        step(part, values);
+    };
+    if constexpr (Unit<F>::kUnrolled) {
+#pragma GCC unroll 8
+        for (int part = 0; part < kParts; ++part) take(part);
+    } else {
+        for (int part = 0; part < kParts; ++part) take(part);
+    }
+}
+
+// out[r * T + t] = dot(rows[r], x[t]) of rows whose blocks have a layout
+template <Format F, int R, int T>
+inline void dot_blocks(const uint8_t* const* rows, int64_t length, const float* const* x, float* out) {
+    V sums[R][T][4];
+    for (int r = 0; r < R; ++r)
+        for (int t = 0; t < T; ++t)
+            for (int i = 0; i < 4; ++i) sums[r][t][i] = Isa::zero();
+    over_chunks<F, R>(rows, length, [&](int64_t chunk, const auto& at) {
+        for (int r = 0; r < R; ++r) {
+            V own[T][4];
+            for (int t = 0; t < T; ++t)
+                for (int i = 0; i < 4; ++i) own[t][i] = sums[r][t][i];
+            over_parts<F>(at(r), [&](int part, const V* values) __attribute__((always_inline)) {
+                const int64_t place = chunk * kPiece + part * kBlock;
+                for (int t = 0; t < T; ++t)
+                    for (int i = 0; i < kVectors; ++i) {
+                        V& sum = own[t][i % 2 + part % 2 * 2];
+                        sum = Isa::fma(values[i], Isa::load(x[t] + place + i * Isa::kWidth), sum);
+                    }
+            });
+            for (int t = 0; t < T; ++t)
+                for (int i = 0; i < 4; ++i) sums[r][t][i] = own[t][i];
+        }
+    });
+    for (int r = 0; r < R; ++r)
+        for (int t = 0; t < T; ++t) {
+            const V* const own = sums[r][t];
+            out[r * T + t] = Isa::sum(Isa::add(Isa::add(own[0], own[1]), Isa::add(own[2], own[3])));
+        }
+}
+
+// y[t][j] += sum over r, in order, of coefficients[t][first + r] * rows[r][j], of rows whose blocks have a layout
+template <Format F, int R, int T>
+inline void axpy_blocks(const uint8_t* const* rows, int64_t length, const float* const* coefficients, int64_t first,
+                        float* const* y) {
+    over_chunks<F, R>(rows, length, [&](int64_t chunk, const auto& at) {
+        for (int r = 0; r < R; ++r)
+            over_parts<F>(at(r), [&](int part, const V* values) __attribute__((always_inline)) {
+                for (int t = 0; t < T; ++t) {
+                    const V coefficient = Isa::set1(coefficients[t][first + r]);
+                    float* const to = y[t] + chunk * kPiece + part * kBlock;
+                    for (int i = 0; i < kVectors; ++i) {
+                        float* const place = to + i * Isa::kWidth;
+                        Isa::store(place, Isa::fma(coefficient, values[i], Isa::load(place)));
+                    }
+                }
+            });
+    });
+}
+
 template <Format F, int R>
 inline void dot_rows(const uint8_t* const* rows, int64_t length, const float* x, float* out) {
+    if constexpr (has_layout(F)) return dot_blocks<F, R, 1>(rows, length, &x, out);
     V sums[R];
     for (int r = 0; r < R; ++r) sums[r] = Isa::zero();
     over_chunks<F, R>(rows, length, [&](int64_t chunk, const auto& at) {
@@ -167,13 +235,14 @@ inline void dot_rows(const uint8_t* const* rows, int64_t length, const float* x,
 
 template <Format F, int R>
 inline void axpy_rows(const uint8_t* const* rows, int64_t length, const float* coefficients, float* y) {
+    if constexpr (has_layout(F)) return axpy_blocks<F, R, 1>(rows, length, &coefficients, 0, &y);
     over_chunks<F, R>(rows, length, [&](int64_t chunk, const auto& at) {
         V outputs[Chunk<F>::kVectors], values[Chunk<F>::kVectors];
         load_chunk<F>(y, chunk, outputs);
         for (int r = 0; r < R; ++r) {
             V coefficient = Isa::set1(coefficients[r]);
             Chunk<F>::unpack(at(r), values);
-            if constexpr (kScaled<F>) coefficient = Isa::mul(coefficient, Chunk<F>::scale(at(r)));
+            if constexpr (F != Format::fp16) coefficient = Isa::mul(coefficient, Chunk<F>::scale(at(r)));
             for (int i = 0; i < Chunk<F>::kVectors; ++i) outputs[i] = Isa::fma(coefficient, values[i], outputs[i]);
         }
         for (int i = 0; i < Chunk<F>::kVectors; ++i)
@@ -181,33 +250,47 @@ inline void axpy_rows(const uint8_t* const* rows, int64_t length, const float* c
     });
 }
 
-// Stores each 32 values of a block `stride` behind the 32 before.
 template <Format F>
-inline void decode_block(const uint8_t* block, float* out, int64_t stride = kBlock) {
-    V values[kParts<F> * kVectors];
-    if constexpr (has_layout(F))
-        unpack_block<F>(block, values);
-    else
-        Isa::template unpack<F>(block, values);
-    for (int i = 0; i < kParts<F> * kVectors; ++i) {
-        if constexpr (kScaled<F>) values[i] = Isa::mul(values[i], Isa::template scale<F>(block));
-        Isa::store(out + i / kVectors * stride + i % kVectors * Isa::kWidth, values[i]);
+inline void decode_block(const uint8_t* block, float* out) {
+    V values[kVectors];
+    Isa::template unpack<F>(block, values);
+    for (int i = 0; i < kVectors; ++i) {
+        if constexpr (F != Format::fp16) values[i] = Isa::mul(values[i], Isa::template scale<F>(block));
+        Isa::store(out + i * Isa::kWidth, values[i]);
     }
+}
+
+// Stores each 32 values of a row whose blocks have a layout `stride` behind those before; the last of them whole if padded.
+template <Format F>
+void decode_pieces(const uint8_t* row, int64_t length, int64_t stride, bool padded, float* out) {
+    const uint8_t* rows[1 + kRowsAhead];
+    for (const uint8_t*& each : rows) each = row;
+    over_chunks<F, 1>(rows, length, [&](int64_t piece, const auto& at) {
+        over_parts<F>(at(0), [&](int part, const V* values) {
+            const int64_t b = piece * kParts + part, rest = length - b * kBlock;
+            float last[kBlock];
+            float* const to = padded || rest >= kBlock ? out + b * stride : last;
+            if (rest <= 0) return;
+            for (int i = 0; i < kVectors; ++i) Isa::store(to + i * Isa::kWidth, values[i]);
+            if (to == last) __builtin_memcpy(out + b * stride, last, static_cast<size_t>(rest) * sizeof(float));
+        });
+    });
 }
 
 template <Format F>
 void decode_format(const uint8_t* row, int64_t length, float* out) {
-    constexpr int64_t bytes = block_bytes(F), values = block_values(F);
-    const int64_t whole = length / values, rest = length % values;
-    for (int64_t b = 0; b < whole; ++b) decode_block<F>(row + b * bytes, out + b * values);
+    if constexpr (has_layout(F)) return decode_pieces<F>(row, length, kBlock, false, out);
+    constexpr int64_t bytes = block_bytes(F);
+    const int64_t whole = length / kBlock, rest = length % kBlock;
+    for (int64_t b = 0; b < whole; ++b) decode_block<F>(row + b * bytes, out + b * kBlock);
     if (rest == 0) return;
-    float last[values];
+    float last[kBlock];
     if constexpr (F == Format::fp16) {
         decode_block<F>(Tail(row + whole * bytes, rest).bytes, last);
     } else {
         decode_block<F>(row + whole * bytes, last);
     }
-    __builtin_memcpy(out + whole * values, last, static_cast<size_t>(rest) * sizeof(float));
+    __builtin_memcpy(out + whole * kBlock, last, static_cast<size_t>(rest) * sizeof(float));
 }
 
 // exp(x) for x <= 0 to 2 ulp: 2^k * p(r), k = round(x / ln 2), |r| <= ln(2) / 2, p of degree 6. No branches, so that

@@ -2,33 +2,29 @@
 
 // Defines chunks, the blocks of a row that the inner loops take at a time, and the order of the values that they
 // multiply: over an `Isa`, before kernels_body.h. Here a chunk is one block whose values keep their places; an
-// instruction set that unpacks several blocks at once has a specialization. Everything is in an anonymous namespace.
+// instruction set that unpacks several blocks at once has a specialization. Blocks with a layout come in
+// pieces of 256 values, which it only arranges. Everything is in an anonymous namespace.
 
 namespace coldpress {
 namespace {
 
-template <Format F>
-struct Chunk {
-    static constexpr int64_t kBlocks = 1;
-    static constexpr int kVectors = static_cast<int>(block_values(F)) / Isa::kWidth;
+template <Format F, int64_t kMembers>
+struct PlainChunk {
+    static constexpr int64_t kBlocks = kMembers, kValues = kBlocks * block_values(F);
+    static constexpr int kVectors = static_cast<int>(kValues) / Isa::kWidth;
 
-    // The values, without their scale if the format is kScaled, and possibly times constants that `arrange` divides by; and
-    // their scales.
-    static void unpack(const uint8_t* chunk, V* values) {
-        if constexpr (has_layout(F))
-            unpack_block<F>(chunk, values);
-        else
-            Isa::template unpack<F>(chunk, values);
-    }
+    // The values without their group's scale, possibly times constants that `arrange` divides by; and their scales.
+    static void unpack(const uint8_t* chunk, V* values) { Isa::template unpack<F>(chunk, values); }
     static V scale(const uint8_t* chunk) { return Isa::template scale<F>(chunk); }
     // Stores a chunk's values of a vector in the order in which `unpack` returns their factors.
-    static void arrange(const float* x, float* out) { __builtin_memcpy(out, x, block_values(F) * sizeof(float)); }
+    static void arrange(const float* x, float* out) { __builtin_memcpy(out, x, kValues * sizeof(float)); }
     // The inverse.
     static void restore(const float* arranged, float* out) { arrange(arranged, out); }
 };
 
 template <Format F>
-constexpr bool kScaled = F != Format::fp16 && !has_layout(F);
+struct Chunk : PlainChunk<F, has_layout(F) ? kPiece / block_values(F) : 1> {};
+
 
 template <Format F>
 constexpr int64_t kChunkBytes = Chunk<F>::kBlocks * block_bytes(F);

@@ -9,7 +9,7 @@ namespace coldpress {
 namespace {
 
 void round_blocks(Format format, const float* x, int64_t blocks, const Rounded& out) {
-    if (has_layout(format)) return round_layout(format, x, blocks, out);
+    if (has_layout(format)) return round_layout(format, layout_of(format).zero, x, blocks, out);
     for (int64_t b = 0; b < blocks; ++b) {
         const int64_t at = b * kBlock;
         out.scales[b] = out.num_planes == 2 ? round_group<2>(x + at, out.planes[0] + at, out.planes[1] + at)
@@ -34,32 +34,36 @@ inline void dot_rounded_rows(const uint8_t* const* rows, int64_t blocks, const R
     for (int r = 0; r < R; ++r) out[r] = Isa::sum(sums[r]);
 }
 
-// Starts are multiplied by the sums of x, so that codes need no subtraction.
+// Minima are multiplied by the sums of x, so that codes need no subtraction.
 template <Format F, int P, int R>
-inline void dot_rounded_layout(const uint8_t* const* rows, int64_t blocks, const Rounded& x, float* out) {
-    constexpr int kOwn = kGroups<F>, kOfPart = kOwn / kParts<F>;
-    V sums[R];
-    float rests[R][kOwn] = {};
-    for (int r = 0; r < R; ++r) sums[r] = Isa::zero();
-    for (int64_t b = 0; b < blocks; ++b) {
-        look_ahead<F, R>(rows + kRowsAhead, b);
+inline void dot_rounded_pieces(const uint8_t* const* rows, int64_t length, const Rounded& x, float* out) {
+    constexpr int kOwn = kGroups<F>;
+    V sums[R][4];
+    float rests[R][16] = {};
+    for (int r = 0; r < R; ++r)
+        for (V& sum : sums[r]) sum = Isa::zero();
+    over_chunks<F, R>(rows, length, [&](int64_t piece, const auto& at) {
+        const float* const of_x = x.scales + piece * 2 * kOwn;
         for (int r = 0; r < R; ++r) {
-            const uint8_t* block = rows[r] + b * block_bytes(F);
-            const Terms<F> terms(block);
+            const Terms<F> terms(at(r));
             float scales[kOwn];
+            V own[4] = {sums[r][0], sums[r][1], sums[r][2], sums[r][3]};
             for (int g = 0; g < kOwn; ++g) {
-                scales[g] = terms.scales[g] * x.scales[b * kOwn + g];
-                if constexpr (kHasStarts<F>) rests[r][g] += terms.starts[g] * x.sums[b * kOwn + g];
+                scales[g] = terms.scales[g] * of_x[g];
+                rests[r][g] += terms.minima[g] * of_x[kOwn + g];
             }
 #pragma GCC unroll 8
-            for (int part = 0; part < kParts<F>; ++part)
-                sums[r] = Isa::template add_products<F, P>(codes_at<F>(block, part), x, (b * kParts<F> + part) * kBlock,
-                                                           scales + part * kOfPart, sums[r]);
+            for (int part = 0; part < kParts; ++part)
+                own[part % 4] =
+                    Isa::template add_products<F, P>(codes_at<F>(at(r), part), x, piece * kPiece + part * kBlock,
+                                                     scales + part * kOwn / kParts, own[part % 4]);
+            for (int i = 0; i < 4; ++i) sums[r][i] = own[i];
         }
-    }
+    });
     for (int r = 0; r < R; ++r) {
-        out[r] = Isa::sum(sums[r]);
-        for (int g = 0; g < kOwn; ++g) out[r] += rests[r][g];
+        V sum = Isa::add(Isa::add(sums[r][0], sums[r][1]), Isa::add(sums[r][2], sums[r][3]));
+        for (int g = 0; g < 16; g += Isa::kWidth) sum = Isa::add(sum, Isa::load(rests[r] + g));
+        out[r] = Isa::sum(sum);
     }
 }
 
@@ -69,11 +73,10 @@ void dot_rounded(Format format, const uint8_t* const* rows, int64_t count, int64
                       [&](auto type, auto planes, auto taken, int64_t i) {
                           constexpr Format F = decltype(type)::value;
                           constexpr int P = decltype(planes)::value, R = decltype(taken)::value;
-                          const int64_t blocks = blocks_of(length, block_values(F));
                           if constexpr (has_layout(F))
-                              dot_rounded_layout<F, P, R>(rows + i, blocks, x, out + i);
+                              dot_rounded_pieces<F, P, R>(rows + i, length, x, out + i);
                           else
-                              dot_rounded_rows<F, P, R>(rows + i, blocks, x, out + i);
+                              dot_rounded_rows<F, P, R>(rows + i, blocks_of(length), x, out + i);
                       });
 }
 

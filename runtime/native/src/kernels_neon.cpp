@@ -149,6 +149,15 @@ struct Isa {
         const auto found = [table](int8x16_t half) { return vqtbl1q_s8(table, vreinterpretq_u8_s8(half)); };
         return {{found(codes.val[0]), found(codes.val[1])}};
     }
+    static void halves(const uint8_t* p, int64_t stride, float* out) {
+        for (int i = 0; i < 8; ++i) out[i] = half(p + i * stride);
+    }
+    static void multiples(float unit, const uint32_t* words, int zero, float* out) {
+        const int16x8_t bytes = vmovl_s8(vreinterpret_s8_u32(vld1_u32(words)));
+        const int16x8_t numbers = vsubq_s16(bytes, vdupq_n_s16(static_cast<int16_t>(zero)));
+        vst1q_f32(out, vmulq_n_f32(vcvtq_f32_s32(vmovl_s16(vget_low_s16(numbers))), unit));
+        vst1q_f32(out + 4, vmulq_n_f32(vcvtq_f32_s32(vmovl_s16(vget_high_s16(numbers))), unit));
+    }
     static void widen(Bytes codes, V* values) {
         widen(codes.val[0], values);
         widen(codes.val[1], values + 4);

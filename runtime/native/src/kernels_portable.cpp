@@ -117,6 +117,13 @@ struct Isa {
     static Bytes levels(const Bytes& codes) {
         return each([&](int i) { return kLevels[codes.numbers[i]]; });
     }
+    static void halves(const uint8_t* p, int64_t stride, float* out) {
+        for (int i = 0; i < 8; ++i) out[i] = half(p + i * stride);
+    }
+    static void multiples(float unit, const uint32_t* words, int zero, float* out) {
+        for (int i = 0; i < 8; ++i)
+            out[i] = unit * static_cast<float>(static_cast<int8_t>(words[i / 4] >> (i % 4 * 8)) - zero);
+    }
     static void widen(const Bytes& codes, V* values) {
         float lanes[kBlock];
         for (int i = 0; i < kBlock; ++i) lanes[i] = static_cast<float>(codes.numbers[i]);

@@ -46,22 +46,24 @@ inline float sum_of(const int8_t* high, const int8_t* low, int64_t count) {
 
 // Rounds for rows of a format with a layout whose groups have `group` values, and pads all with zeros.
 template <int P>
-inline void round_groups(int64_t group, const float* x, int64_t blocks, const Rounded& out) {
+inline void round_groups(int64_t group, float factor, const float* x, int64_t blocks, const Rounded& out) {
     const float zeros[kBlock] = {};
     for (int64_t b = 0; b < blocks_of(blocks, kRoundedBlocks) * kRoundedBlocks; ++b) {
         int8_t *const high = out.planes[0] + b * kBlock, *const low = P == 2 ? out.planes[1] + b * kBlock : nullptr;
         const float scale = round_group<P>(b < blocks ? x + b * kBlock : zeros, high, low);
         for (int64_t at = 0; at < kBlock; at += group) {
-            const int64_t g = (b * kBlock + at) / group;
-            out.scales[g] = scale;
-            out.sums[g] = scale * sum_of<P>(high + at, P == 2 ? low + at : nullptr, group);
+            const int64_t first = b * kBlock + at, groups = kPiece / group;
+            float* const own = out.scales + first / kPiece * 2 * groups + first % kPiece / group;
+            own[0] = scale;
+            own[groups] = factor * scale * sum_of<P>(high + at, P == 2 ? low + at : nullptr, group);
         }
     }
 }
 
-inline void round_layout(Format format, const float* x, int64_t blocks, const Rounded& out) {
+inline void round_layout(Format format, int zero, const float* x, int64_t blocks, const Rounded& out) {
     const int64_t group = layout_of(format).group;
-    out.num_planes == 2 ? round_groups<2>(group, x, blocks, out) : round_groups<1>(group, x, blocks, out);
+    const float factor = start_factor(format, zero);
+    out.num_planes == 2 ? round_groups<2>(group, factor, x, blocks, out) : round_groups<1>(group, factor, x, blocks, out);
 }
 
 // `over_rows` for products with rounded vectors: `step` also gets the format, which is not fp16, and the number of planes.

@@ -10,6 +10,7 @@ constexpr int kTokens = Isa::kWidth >= 16 ? 4 : 2;  // vectors at a time: as man
 // out[r * T + t] = dot(rows[r], x[t])
 template <Format F, int R, int T>
 inline void dot_tile(const uint8_t* const* rows, int64_t length, const float* const* x, float* out) {
+    if constexpr (has_layout(F)) return dot_blocks<F, R, T>(rows, length, x, out);
     V sums[R][T];
     for (int r = 0; r < R; ++r)
         for (int t = 0; t < T; ++t) sums[r][t] = Isa::zero();
@@ -56,6 +57,7 @@ void dot_tokens(Format format, const uint8_t* const* rows, int64_t count, int64_
 template <Format F, int R, int T>
 inline void axpy_tile(const uint8_t* const* rows, int64_t length, const float* const* coefficients, int64_t first,
                       float* const* y) {
+    if constexpr (has_layout(F)) return axpy_blocks<F, R, T>(rows, length, coefficients, first, y);
     over_chunks<F, R>(rows, length, [&](int64_t chunk, const auto& at) {
         V outputs[T][Chunk<F>::kVectors], values[Chunk<F>::kVectors];
         for (int t = 0; t < T; ++t) load_chunk<F>(y[t], chunk, outputs[t]);
@@ -63,7 +65,7 @@ inline void axpy_tile(const uint8_t* const* rows, int64_t length, const float* c
             Chunk<F>::unpack(at(r), values);
             for (int t = 0; t < T; ++t) {
                 V coefficient = Isa::set1(coefficients[t][first + r]);
-                if constexpr (kScaled<F>) coefficient = Isa::mul(coefficient, scale_of<F>(at(r)));
+                if constexpr (F != Format::fp16) coefficient = Isa::mul(coefficient, scale_of<F>(at(r)));
                 for (int i = 0; i < Chunk<F>::kVectors; ++i)
                     outputs[t][i] = Isa::fma(coefficient, values[i], outputs[t][i]);
             }
