@@ -163,8 +163,8 @@ class Plugin(Benchmark[Options]):
         "rows[].share_of_read": "gb_per_s over that of the streaming read",
         "rows[].over_dense?": "seconds of the kernel with all units over seconds with these, taken in each round",
         "rows[].over_torch?": "dot: seconds of torch over seconds of the kernel, taken in each round",
-        "rows[].over_llama?": "gemv: seconds of llama.cpp in this format over seconds of the kernel, per round",
-        "rows[].over_int4?": "gemv, axpy in another format: seconds with int4_group32 over seconds with it, per round",
+        "rows[].over_llama?": "gemv: seconds of llama.cpp's product in the format over those of the kernel, per round",
+        "rows[].over_int4?": "gemv, axpy in another format: seconds with int4_group32 over those with it, per round",
         "rows[].further?": f"several: what each vector after the first takes, as a share of the time of one, in a call "
         f"of {TOKENS}, per round",
     }

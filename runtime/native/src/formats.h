@@ -14,27 +14,26 @@ enum class Format {
 
 constexpr int64_t kBlock = 32;
 
-// Codes of 2 to 4 bits, packed as runtime/quantization/_bits.py says: value = (step * code - zero) * unit * scale, with a
-// whole number in the brackets.
+// Codes of 3 or 4 bits, packed as runtime/quantization/_bits.py says: value = (code - zero) * scale.
 struct Codes {
-    int bits, step, zero;
-    float unit;
+    int bits, zero;
 };
 
 constexpr Codes codes_of(Format format) {
     switch (format) {
         case Format::int4_group32:
-            return {4, 1, 8, 1.0f};
+            return {4, 8};
         case Format::int3_group32:
-            return {3, 1, 4, 1.0f};
+            return {3, 4};
         default:
             return {};
     }
 }
 
-// A block of llama.cpp's formats: value = scale * code + start. Each `group` values share a scale and a start: the block's
-// scale, in K formats times a small number of the group; and -zero times that, or its minimum, likewise. Numbers `at` are
-// bytes of the block. A code's low and high bits stand apart (kernels_blocks.h); those of iq4_nl number its levels.
+// A block of llama.cpp's formats: value = scale * code + start. Each `group` values share a scale, which is the block's,
+// in K formats times a small number of the group; and a start, which is -zero times the scale, or a minimum, found
+// likewise and subtracted in K formats. Numbers `at` are bytes of the block. A code's low and high bits stand apart
+// (kernels_blocks.h); codes of iq4_nl number its levels.
 struct Layout {
     int values, bytes, group;
     int scale_at, minimum_at, groups_at;  // float16, float16, and the groups' numbers; kNone: there is none
@@ -82,9 +81,6 @@ constexpr int64_t block_bytes(Format format) {
     if (format == Format::fp16) return 64;
     return format == Format::int8_group32 ? 34 : 2 + kBlock / 8 * codes_of(format).bits;
 }
-
-// The factor of a format's scales.
-constexpr float unit_of(Format format) { return codes_of(format).bits == 0 ? 1.0f : codes_of(format).unit; }
 
 constexpr int64_t blocks_of(int64_t length, int64_t values = kBlock) { return (length + values - 1) / values; }
 

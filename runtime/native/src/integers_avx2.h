@@ -24,8 +24,8 @@ inline __m256i nibbles_of(const uint8_t* p) {
     return _mm256_set_m128i(_mm_and_si128(_mm_srli_epi16(pairs, 4), low), _mm_and_si128(pairs, low));
 }
 
-// The codes of a block, in order, as bytes. With two bits, lane k of 64 bits holds values 8 k to 8 k + 7: bits 2 k and
-// 2 k + 1 of the eight bytes.
+// The codes of a block, in order, as bytes. With three bits, lane k of 64 bits holds values 8 k to 8 k + 7: bits 2 k and
+// 2 k + 1 of eight bytes are their low bits.
 template <int kBits>
 inline __m256i unpacked_codes(const uint8_t* block) {
     if constexpr (kBits == 4) return nibbles_of(block + 2);
@@ -33,18 +33,9 @@ inline __m256i unpacked_codes(const uint8_t* block) {
     __builtin_memcpy(&low, block + 2, sizeof low);
     const __m256i shifts = _mm256_setr_epi64x(0, 2, 4, 6);
     const __m256i lows = _mm256_and_si256(_mm256_srlv_epi64(_mm256_set1_epi64x(low), shifts), _mm256_set1_epi8(3));
-    if constexpr (kBits == 2) return lows;
     const __m256i twice = _mm256_set1_epi64x(spread_bits(block + 10));
     const __m256i highs = _mm256_and_si256(_mm256_srlv_epi64(twice, shifts), _mm256_set1_epi8(1));
     return _mm256_or_si256(lows, _mm256_slli_epi16(highs, 2));
-}
-
-// Codes times a format's step, a power of two; both fit a byte.
-template <Format F>
-inline __m256i stepped_codes(const uint8_t* block) {
-    constexpr Codes kCodes = codes_of(F);
-    const __m256i codes = unpacked_codes<kCodes.bits>(block);
-    return kCodes.step == 1 ? codes : _mm256_slli_epi16(codes, __builtin_ctz(kCodes.step));
 }
 
 // Sums of products of signed numbers, 16 and 16, and those of x.
@@ -64,7 +55,7 @@ inline __m256i block_products(const uint8_t* block, const int8_t* x) {
         const __m256i numbers = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(x));
         // Sums of two products have at most 14 bits.
         const __m256i zeros = _mm256_set1_epi8(codes_of(F).zero);
-        const __m256i sums = _mm256_sub_epi16(_mm256_maddubs_epi16(stepped_codes<F>(block), numbers),
+        const __m256i sums = _mm256_sub_epi16(_mm256_maddubs_epi16(unpacked_codes<codes_of(F).bits>(block), numbers),
                                               _mm256_maddubs_epi16(zeros, numbers));
         return _mm256_madd_epi16(sums, _mm256_set1_epi16(1));
     } else {

@@ -38,7 +38,7 @@ struct Isa : Bytes32 {
                 values[i] = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(load16(block + 2 + 16 * i)));
         } else {
             const __m512 codes_in_order = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-            const __m512 table = _mm512_fmsub_ps(set1(codes_of(F).step), codes_in_order, set1(codes_of(F).zero));
+            const __m512 table = _mm512_sub_ps(codes_in_order, set1(codes_of(F).zero));
             if constexpr (codes_of(F).bits < 4) {
                 const __m256i codes = unpacked_codes<codes_of(F).bits>(block);
                 values[0] = _mm512_permutexvar_ps(_mm512_cvtepu8_epi32(_mm256_castsi256_si128(codes)), table);
@@ -55,8 +55,7 @@ struct Isa : Bytes32 {
     static V scale(const uint8_t* block) {
         int16_t bits;
         __builtin_memcpy(&bits, block, sizeof bits);
-        const V found = _mm512_cvtph_ps(_mm256_set1_epi16(bits));
-        return unit_of(F) == 1.0f ? found : mul(found, set1(unit_of(F)));
+        return _mm512_cvtph_ps(_mm256_set1_epi16(bits));
     }
 
     static void widen(Bytes codes, V* values) {

@@ -15,8 +15,8 @@ namespace coldpress {
 
 // A vector whose groups of kBlock values are whole numbers times a scale: 8 bits in one plane, or 16 bits in two, as
 // 256 * planes[0] + planes[1]. Each instruction set orders values, scales and starts in its own way. For rows of a format
-// with a layout values keep their order, and for each kPiece of them, `scales` are those of the format's groups, followed by
-// what the groups' starts are multiplied by (start_factor).
+// with a layout values keep their order, and for each kPiece of them, `scales` are those of the format's groups, followed
+// by the groups' sums times start_factor (kernels_blocks.h): what a group's minimum is multiplied by.
 struct Rounded {
     int num_planes;
     int8_t* planes[2];   // room for kBlock values per block each

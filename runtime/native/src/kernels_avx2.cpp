@@ -40,34 +40,26 @@ struct Isa : Bytes32 {
         } else if constexpr (F == Format::int8_group32) {
             for (int i = 0; i < 4; ++i) values[i] = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(load8(block + 2 + 8 * i)));
         } else if constexpr (codes_of(F).bits < 4) {
-            // Each 32-bit lane j holds a byte whose bits 2 k and 2 k + 1 are the low bits of value 8 k + j, and with three
-            // bits another one whose bit 2 k is the high bit. vpermilps uses only the low two bits of each lane: one
-            // lookup turns them into a level and converts. With three bits there are two tables, and the high bit, moved
-            // to the sign, chooses between them: vpermps would do with one, but takes two to four times as long on AMD.
-            constexpr Codes kCodes = codes_of(F);
+            // Each 32-bit lane j holds a byte whose bits 2 k and 2 k + 1 are the low bits of value 8 k + j, and another
+            // one whose bit 2 k is the high bit. vpermilps uses only the low two bits of each lane: one lookup turns them
+            // into a level and converts. The high bit, moved to the sign, chooses between two tables: vpermps would do
+            // with one, but takes two to four times as long on AMD.
             const auto levels = [](int first) {
-                constexpr float step = static_cast<float>(codes_of(F).step);
-                const float level = static_cast<float>(codes_of(F).step * first - codes_of(F).zero);
-                const __m128 four = _mm_setr_ps(level, level + step, level + 2 * step, level + 3 * step);
+                const float level = static_cast<float>(first - codes_of(F).zero);
+                const __m128 four = _mm_setr_ps(level, level + 1, level + 2, level + 3);
                 return _mm256_set_m128(four, four);
             };
             const __m256i low = _mm256_cvtepu8_epi32(load8(block + 2));
-            __m256i high = _mm256_setzero_si256();
-            if constexpr (kCodes.bits == 3) high = _mm256_cvtepu8_epi32(_mm_cvtsi64_si128(spread_bits(block + 10)));
+            const __m256i high = _mm256_cvtepu8_epi32(_mm_cvtsi64_si128(spread_bits(block + 10)));
             for (int k = 0; k < 4; ++k) {
                 const __m256i codes = _mm256_srli_epi32(low, 2 * k);
-                values[k] = _mm256_permutevar_ps(levels(0), codes);
-                if constexpr (kCodes.bits == 3)
-                    values[k] = _mm256_blendv_ps(values[k], _mm256_permutevar_ps(levels(4), codes),
-                                                 _mm256_castsi256_ps(_mm256_slli_epi32(high, 31 - 2 * k)));
+                const __m256 chosen = _mm256_castsi256_ps(_mm256_slli_epi32(high, 31 - 2 * k));
+                values[k] = _mm256_blendv_ps(_mm256_permutevar_ps(levels(0), codes),
+                                             _mm256_permutevar_ps(levels(4), codes), chosen);
             }
         } else {
-            constexpr Codes kCodes = codes_of(F);
-            const __m256i low = _mm256_set1_epi32(15), zero = _mm256_set1_epi32(kCodes.zero);
-            const auto levels = [&](__m256i codes) {
-                if constexpr (kCodes.step != 1) codes = _mm256_slli_epi32(codes, __builtin_ctz(kCodes.step));
-                return _mm256_cvtepi32_ps(_mm256_sub_epi32(codes, zero));
-            };
+            const __m256i low = _mm256_set1_epi32(15), zero = _mm256_set1_epi32(codes_of(F).zero);
+            const auto levels = [&](__m256i codes) { return _mm256_cvtepi32_ps(_mm256_sub_epi32(codes, zero)); };
             for (int i = 0; i < 2; ++i) {  // each 32-bit lane holds one byte: two values, 16 places apart
                 const __m256i pairs = _mm256_cvtepu8_epi32(load8(block + 2 + 8 * i));
                 values[i] = levels(_mm256_and_si256(pairs, low));
@@ -79,8 +71,7 @@ struct Isa : Bytes32 {
     static V scale(const uint8_t* block) {
         int16_t bits;
         __builtin_memcpy(&bits, block, sizeof bits);
-        const V found = _mm256_cvtph_ps(_mm_set1_epi16(bits));
-        return unit_of(F) == 1.0f ? found : mul(found, set1(unit_of(F)));
+        return _mm256_cvtph_ps(_mm_set1_epi16(bits));
     }
 
     static void widen(Bytes codes, V* values) {

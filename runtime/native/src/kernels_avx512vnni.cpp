@@ -26,11 +26,9 @@ struct Packed {
             const __m512i pairs = codes_of_four(p), low = _mm512_set1_epi8(15);
             out[0] = _mm512_and_si512(pairs, low);
             out[1] = _mm512_and_si512(_mm512_srli_epi16(pairs, 4), low);
-            if constexpr (kCodes.step != 1)
-                for (int i = 0; i < 2; ++i) out[i] = _mm512_slli_epi16(out[i], __builtin_ctz(kCodes.step));
         } else if constexpr (kCodes.bits > 0) {
-            const __m512i first = _mm512_castsi256_si512(stepped_codes<F>(p));
-            out[0] = _mm512_inserti64x4(first, stepped_codes<F>(p + block_bytes(F)), 1);
+            const __m512i first = _mm512_castsi256_si512(unpacked_codes<kCodes.bits>(p));
+            out[0] = _mm512_inserti64x4(first, unpacked_codes<kCodes.bits>(p + block_bytes(F)), 1);
         } else {
             const auto load = [](const uint8_t* from) {
                 return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
@@ -40,12 +38,8 @@ struct Packed {
         }
     }
 
-    // Each block's scale in its lanes, times its unit.
+    // Each block's scale in its lanes.
     static __m512 scales(const uint8_t* p) {
-        const __m512 found = plain_scales(p);
-        return unit_of(F) == 1.0f ? found : _mm512_mul_ps(found, _mm512_set1_ps(unit_of(F)));
-    }
-    static __m512 plain_scales(const uint8_t* p) {
         if constexpr (kNibbles) {
             return scales_of_four(p);
         } else {
@@ -141,7 +135,8 @@ inline void dot_packed_rows(const uint8_t* const* rows, int64_t blocks, const Ro
     for (int r = 0; r < R; ++r) out[r] = _mm512_reduce_add_ps(sums[r]);
 }
 
-// The codes of a piece. Values keep their order: lane j of vector v of four has codes of values 64 v + 4 j to 64 v + 4 j + 3.
+// The codes of a piece. Values keep their order: lane j of vector v of four has those of values 64 v + 4 j and the next
+// three.
 template <Format F>
 struct PieceCodes {
     using Own = Piece<F>;
@@ -166,7 +161,8 @@ struct PieceCodes {
     template <int kAt, int kCount>
     static __m512i bits(const uint8_t* p, Field first, Field second) {
         const __m256i half = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + kAt + first.at));
-        const __m512i bytes = first.at == second.at ? _mm512_broadcast_i64x4(half) : _mm512_loadu_si512(p + kAt + first.at);
+        const __m512i bytes = first.at == second.at ? _mm512_broadcast_i64x4(half)
+                                                    : _mm512_loadu_si512(p + kAt + first.at);
         const __m512i shifts = _mm512_inserti64x4(_mm512_set1_epi16(static_cast<short>(first.shift)),
                                                   _mm256_set1_epi16(static_cast<short>(second.shift)), 1);
         const __m512i shifted = first.shift == second.shift ? _mm512_srli_epi16(bytes, first.shift)
@@ -179,8 +175,8 @@ struct PieceCodes {
     static __m512i codes(const uint8_t* p) {
         if constexpr (kHas.values == kBlock) {
             const uint8_t *const a = p + 2 * v * kHas.bytes, *const b = a + kHas.bytes;
-            const __m512i pairs = _mm512_mask_broadcast_i32x4(_mm512_broadcast_i32x4(Own::load16(a + kHas.low_at)), 0xFF00,
-                                                              Own::load16(b + kHas.low_at));
+            const __m512i first = _mm512_broadcast_i32x4(Own::load16(a + kHas.low_at));
+            const __m512i pairs = _mm512_mask_broadcast_i32x4(first, 0xFF00, Own::load16(b + kHas.low_at));
             const __m512i shifts = _mm512_set_epi64(0x0004000400040004, 0x0004000400040004, 0, 0, 0x0004000400040004,
                                                     0x0004000400040004, 0, 0);
             const __m512i low = _mm512_and_si512(_mm512_srlv_epi16(pairs, shifts), _mm512_set1_epi8(15));
@@ -189,7 +185,7 @@ struct PieceCodes {
                 return _mm512_shuffle_epi8(_mm512_xor_si512(table, _mm512_set1_epi8(-128)), low);
             }
             if constexpr (kHas.high_bits == 0) return low;
-            const uint64_t high = Own::load32(a + kHas.high_at) | static_cast<uint64_t>(Own::load32(b + kHas.high_at)) << 32;
+            const uint64_t upper = Own::load32(b + kHas.high_at), high = Own::load32(a + kHas.high_at) | upper << 32;
             return _mm512_mask_add_epi8(low, _cvtu64_mask64(high), low, _mm512_set1_epi8(16));
         } else {
             const __m512i low = bits<kHas.low_at, kHas.low_bits>(p, low_field(F, 2 * v), low_field(F, 2 * v + 1));

@@ -1,10 +1,10 @@
-// Blocks of the formats with a layout (formats.h), in pieces of 256 values: one block, or eight. Over an `Isa` that also
-// defines
-//   Bytes (32 signed numbers of 8 bits, in order), field(p, shift, mask) = 32 bytes >> shift & mask, nibbles(p) = the low
-//   and then the high halves of 16 bytes, bits(p) = each bit of 4 bytes, raised(codes, high, places) = codes | high <<
-//   places, levels(codes) = kLevels[code], widen(codes, V[32 / kWidth]) to floats, half(p) = a float16, halves(p, stride,
-//   out) = 8 of them, and multiples(unit, two words of bytes, zero, out) = 8 products of the unit with a byte less zero.
-// A format is data here: where the codes' bits stand, and what a group's numbers are. kernels_chunks.h includes this.
+// Blocks of the formats with a layout (formats.h), in pieces of 256 values: one block, or eight. A format is data here:
+// where the codes' bits stand, and what a group's numbers are. Over an `Isa` that also defines
+//   Bytes (32 signed numbers of 8 bits, in order), field(p, shift, mask) = 32 bytes >> shift & mask, nibbles(p) = the
+//   low and then the high halves of 16 bytes, bits(p) = each bit of 4 bytes, raised(codes, high, places) = codes | high
+//   << places, levels(codes) = kLevels[code], widen(codes, V[32 / kWidth]) to floats, half(p) = a float16, halves(p,
+//   stride, out) = 8 of them, and multiples(unit, 8 bytes in two words, zero, out) = unit * (byte - zero).
+// kernels_chunks.h includes this.
 
 namespace coldpress {
 namespace {
@@ -112,8 +112,7 @@ struct Terms {
     }
 };
 
-// What the sum of a group of x is multiplied by first: its products with the group's minima, or if there are none, with its
-// scale, are then those of the starts.
+// A group's start over its minimum, or over its scale in a format without minima. `zero` is the code of value 0.
 constexpr float start_factor(Format format, int zero) {
     if (layout_of(format).minimum_at == kNone) return static_cast<float>(-zero);
     return layout_of(format).groups_at == kNone ? 1.0f : -1.0f;

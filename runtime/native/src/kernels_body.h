@@ -260,7 +260,8 @@ inline void decode_block(const uint8_t* block, float* out) {
     }
 }
 
-// Stores each 32 values of a row whose blocks have a layout `stride` behind those before; the last of them whole if padded.
+// Stores each 32 values of a row whose blocks have a layout `stride` behind those before; the last ones with what pads
+// them if `padded`.
 template <Format F>
 void decode_pieces(const uint8_t* row, int64_t length, int64_t stride, bool padded, float* out) {
     const uint8_t* rows[1 + kRowsAhead];

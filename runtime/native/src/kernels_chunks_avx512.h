@@ -1,25 +1,21 @@
-// Four blocks of codes of two to four bits at a time with AVX-512: each 32-bit lane holds eight values as nibbles, and each block has
-// four lanes, so that no value is widened and one load gets all scales. Include after kernels_chunks.h.
+// Four blocks of codes of three or four bits at a time with AVX-512: each 32-bit lane holds eight values as nibbles, and
+// each block has four lanes, so that no value is widened and one load gets all scales. Include after kernels_chunks.h.
 
 namespace coldpress {
 namespace {
 
 // Where a format's values lie in the lanes. Nibble v of lane 4 m + j is value `kLaneStep * j + first_of(v)` of block m.
 template <int kBits>
-struct Nibbles;
-
-template <>
-struct Nibbles<4> {
+struct Nibbles {
     static constexpr int kLaneStep = 4;
     static constexpr int first_of(int v) { return v / 2 + v % 2 * 16; }
     static __m512i codes(const uint8_t* chunk) { return codes_of_four(chunk); }
     static __m512 scales(const uint8_t* chunk) { return scales_of_four(chunk); }
 };
 
-// Two or three bits.
-template <int kBits>
-struct Nibbles {
-    static constexpr int kLaneStep = 2, kWords = 1 + 2 * kBits;  // words of a block: the scale, four of low bits, two of high bits
+template <>
+struct Nibbles<3> {
+    static constexpr int kLaneStep = 2, kWords = 7;  // words of a block: the scale, four of low bits, two of high bits
     static constexpr int first_of(int v) { return v % 4 * 8 + v / 4; }
 
     // Words of four blocks.
@@ -32,7 +28,6 @@ struct Nibbles {
         __m512i low = _mm512_srlv_epi16(_mm512_permutexvar_epi16(low_places, all), _mm512_set1_epi32(8 << 16));
         low = either(low, 0x000F, _mm512_slli_epi16(low, 4), 0x0F00);
         low = either(low, 0x0303, _mm512_slli_epi16(low, 2), 0x3030);
-        if constexpr (kBits == 2) return low;
         const __m512i high_places = of_blocks(0x0006000600050005, 0x0006000600050005);
         const __m512i high_shifts = _mm512_set4_epi32(0x90001, 0x90001, 0x80000, 0x80000);
         __m512i high = _mm512_srlv_epi16(_mm512_permutexvar_epi16(high_places, all), high_shifts);
@@ -63,8 +58,7 @@ struct NibbleChunk {
     static constexpr int64_t kBlocks = 4;
     static constexpr int kVectors = 8;
     static constexpr Codes kCodes = codes_of(F);
-    static constexpr float kZero = static_cast<float>(kCodes.zero) / static_cast<float>(kCodes.step);  // a code of value 0
-    static constexpr float kUnit = kCodes.unit * static_cast<float>(kCodes.step);
+    static constexpr float kZero = static_cast<float>(kCodes.zero);
     using Places = Nibbles<kCodes.bits>;
 
     // Two vectors use a lookup: vpermps uses only the low four bits of each lane, so it masks, subtracts the zero and
@@ -95,10 +89,7 @@ struct NibbleChunk {
     // The factor that turns multiples into a vector's values.
     static V share(int v) { return _mm512_set1_ps(1.0f / static_cast<float>(1 << (4 * (v % 5)))); }
 
-    static V scale(const uint8_t* chunk) {
-        const V found = Places::scales(chunk);
-        return kUnit == 1.0f ? found : _mm512_mul_ps(found, _mm512_set1_ps(kUnit));
-    }
+    static V scale(const uint8_t* chunk) { return Places::scales(chunk); }
 
     // The place of each lane's first value in the four blocks.
     static __m512i lanes() {

@@ -1,7 +1,7 @@
 // Products of quantized rows and rounded vectors, over an Isa that also defines
 //   Ints (partial sums of 32 bits), products<F>(block, 32 whole numbers of 8 bits) -> Ints, join(high, low) = 256 * high
-//   + low, and to_float; for formats with a layout, add_products<F, P>(codes of 32 values, rounded x, their place in it,
-//   their groups' scales, sum) -> sum + products * scales.
+//   + low, and to_float; for formats with a layout, add_products<F, P>(codes of 32 values, x, their place in x, their
+//   groups' scales, sum) -> sum + products * scales.
 // Include after kernels_body.h; like there, everything is in an anonymous namespace.
 #include "kernels_rounding.h"
 

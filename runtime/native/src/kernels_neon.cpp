@@ -35,10 +35,10 @@ struct Isa {
     template <int kBits>
     static void codes(const uint8_t* block, uint8x16_t* halves) {
         if constexpr (kBits < 4) {
-            // Bytes 8 k to 8 k + 7 hold values of these numbers: bits 2 k and 2 k + 1 of the eight low bytes; and, with
-            // three bits, of the four high bytes bit 2 k for the first four values, and bit 2 k + 1 for the others.
-            uint32_t high = 0;
-            if constexpr (kBits == 3) __builtin_memcpy(&high, block + 10, sizeof high);
+            // Bytes 8 k to 8 k + 7 hold values of these numbers: bits 2 k and 2 k + 1 of the eight low bytes; and of the
+            // four high bytes bit 2 k for the first four values, and bit 2 k + 1 for the others.
+            uint32_t high;
+            __builtin_memcpy(&high, block + 10, sizeof high);
             const uint8x8_t low = vld1_u8(block + 2);
             const uint8x16_t lows = vcombine_u8(low, low);
             const uint8x16_t highs = vreinterpretq_u8_u64(vdupq_n_u64(high | static_cast<uint64_t>(high >> 1) << 32));
@@ -47,10 +47,8 @@ struct Isa {
                 const int8x16_t shifts = vcombine_s8(vdup_n_s8(static_cast<int8_t>(first)),
                                                      vdup_n_s8(static_cast<int8_t>(first - 2)));
                 halves[half] = vandq_u8(vshlq_u8(lows, shifts), vdupq_n_u8(3));
-                if constexpr (kBits == 3) {
-                    const uint8x16_t top = vandq_u8(vshlq_u8(highs, shifts), vdupq_n_u8(1));
-                    halves[half] = vorrq_u8(halves[half], vshlq_n_u8(top, 2));
-                }
+                const uint8x16_t top = vandq_u8(vshlq_u8(highs, shifts), vdupq_n_u8(1));
+                halves[half] = vorrq_u8(halves[half], vshlq_n_u8(top, 2));
             }
         } else {
             const uint8x16_t pairs = vld1q_u8(block + 2);
@@ -59,14 +57,13 @@ struct Isa {
         }
     }
 
-    // The values of a block without the scale and its unit, 16 and 16.
+    // The values of a block without the scale, 16 and 16.
     template <Format F>
     static void levels(const uint8_t* block, int8x16_t* halves) {
         constexpr Codes kCodes = codes_of(F);
         uint8x16_t found[2];
         codes<kCodes.bits>(block, found);
         for (int half = 0; half < 2; ++half) {
-            if constexpr (kCodes.step != 1) found[half] = vshlq_n_u8(found[half], __builtin_ctz(kCodes.step));
             halves[half] = vsubq_s8(vreinterpretq_s8_u8(found[half]), vdupq_n_s8(kCodes.zero));
         }
     }
@@ -93,7 +90,7 @@ struct Isa {
     static float half(const uint8_t* p) { return vgetq_lane_f32(halves_of(p), 0); }
     template <Format F>
     static V scale(const uint8_t* block) {
-        return unit_of(F) == 1.0f ? halves_of(block) : vmulq_n_f32(halves_of(block), unit_of(F));
+        return halves_of(block);
     }
 
     using Ints = int32x4_t;

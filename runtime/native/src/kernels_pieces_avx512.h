@@ -1,5 +1,5 @@
-// Blocks with a layout in pieces of 256 values with AVX-512: one block, or eight, whose 8 or 16 groups' scales and minima are
-// found together. Include after kernels_chunks.h, before kernels_body.h.
+// Blocks with a layout in pieces of 256 values with AVX-512: one block, or eight, whose 8 or 16 groups' scales and minima
+// are found together. Include after kernels_chunks.h, before kernels_body.h.
 
 namespace coldpress {
 namespace {
@@ -19,7 +19,8 @@ struct Piece {
         } else {  // two halves, and 12 bytes of numbers a, b, c: the last four have four bits in c, and two in a or b
             const __m128i head = load16(p), upper = _mm_setr_epi32(0, 0x30303030, 0, 0x30303030);
             const __m128i kept = _mm_setr_epi32(0x3F3F3F3F, 0x0F0F0F0F, 0x3F3F3F3F, 0x0F0F0F0F);
-            const __m128i four = _mm_srlv_epi32(_mm_shuffle_epi32(head, _MM_SHUFFLE(3, 2, 3, 1)), _mm_setr_epi32(0, 0, 0, 4));
+            const __m128i words = _mm_shuffle_epi32(head, _MM_SHUFFLE(3, 2, 3, 1));
+            const __m128i four = _mm_srlv_epi32(words, _mm_setr_epi32(0, 0, 0, 4));
             const __m128i two = _mm_srli_epi32(_mm_shuffle_epi32(head, _MM_SHUFFLE(2, 2, 1, 1)), 2);
             const __m256i places = _mm256_setr_epi16(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1);
             const __m512 units = _mm512_cvtph_ps(_mm256_permutexvar_epi16(places, _mm256_castsi128_si256(head)));
@@ -29,11 +30,12 @@ struct Piece {
 
     // Of 16 groups.
     static void sixteen(const uint8_t* p, __m512& scales, __m512& minima) {
-        const __m128i numbers = load16(p + kHas.groups_at - (F == Format::q3_k ? 4 : 0)), low = _mm_set1_epi8(15);
+        const __m128i low = _mm_set1_epi8(15), numbers = load16(p + kHas.groups_at - (F == Format::q3_k ? 4 : 0));
         __m128i own = numbers;
         if constexpr (F == Format::q2_k) own = _mm_and_si128(numbers, low);
         if constexpr (F == Format::q3_k) {  // words a, b, c behind another: c has the upper two bits
-            const __m128i four = _mm_srlv_epi32(_mm_shuffle_epi32(numbers, _MM_SHUFFLE(2, 1, 2, 1)), _mm_setr_epi32(0, 0, 4, 4));
+            const __m128i words = _mm_shuffle_epi32(numbers, _MM_SHUFFLE(2, 1, 2, 1));
+            const __m128i four = _mm_srlv_epi32(words, _mm_setr_epi32(0, 0, 4, 4));
             const __m128i two = _mm_rolv_epi32(_mm_shuffle_epi32(numbers, 0xFF), _mm_setr_epi32(4, 2, 0, 30));
             own = _mm_or_si128(_mm_and_si128(four, low), _mm_and_si128(two, _mm_set1_epi8(0x30)));
             own = _mm_sub_epi8(own, _mm_set1_epi8(kScaleZero<F>));
@@ -112,7 +114,8 @@ struct Unit<F, 16> {
         counted = _mm512_sub_ps(counted, _mm512_set1_ps(kHas.zero));
         V table = _mm512_mul_ps(counted, scale);
         if constexpr (kHasMinima<F>)
-            table = kHas.values == kBlock ? _mm512_fmadd_ps(counted, scale, minimum) : _mm512_fmsub_ps(counted, scale, minimum);
+            table = start_factor(F, 0) > 0.0f ? _mm512_fmadd_ps(counted, scale, minimum)
+                                              : _mm512_fmsub_ps(counted, scale, minimum);
         const Field low = kHas.values == kBlock ? Field{part * kHas.bytes - 16 * v, 4 * v} : low_field(F, part);
         const __m512i bytes = _mm512_cvtepu8_epi32(Own::load16(piece + kHas.low_at + low.at + 16 * v));
         const V found = _mm512_permutexvar_ps(_mm512_srli_epi32(bytes, low.shift), table);

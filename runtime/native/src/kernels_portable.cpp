@@ -45,16 +45,16 @@ struct Isa {
     static float sum(V v) { return (v[0] + v[2]) + (v[1] + v[3]); }
     [[gnu::always_inline]] static void prefetch(const uint8_t* p) { __builtin_prefetch(p); }
 
-    // Value i of a block, without the scale and its unit; three bits are two low ones and a high one.
+    // Value i of a block, without the scale; three bits are two low ones and a high one.
     template <Format F>
     static int level(const uint8_t* block, int i) {
         constexpr Codes kCodes = codes_of(F);
         if constexpr (F == Format::int8_group32) return static_cast<int8_t>(block[2 + i]);
         if constexpr (kCodes.bits == 4)
-            return kCodes.step * (i < 16 ? block[2 + i] & 15 : block[2 + i - 16] >> 4) - kCodes.zero;
+            return (i < 16 ? block[2 + i] & 15 : block[2 + i - 16] >> 4) - kCodes.zero;
         const int low = (block[2 + i % 8] >> (2 * (i / 8))) & 3;
-        const int high = kCodes.bits == 3 ? (block[10 + i % 4] >> (i / 4)) & 1 : 0;
-        return kCodes.step * (low | high << 2) - kCodes.zero;
+        const int high = (block[10 + i % 4] >> (i / 4)) & 1;
+        return (low | high << 2) - kCodes.zero;
     }
 
     template <Format F>
@@ -79,7 +79,7 @@ struct Isa {
     }
     template <Format F>
     static V scale(const uint8_t* block) {
-        return set1(half(block) * unit_of(F));
+        return set1(half(block));
     }
 
     using Ints = Int4;

@@ -63,7 +63,8 @@ inline void round_groups(int64_t group, float factor, const float* x, int64_t bl
 inline void round_layout(Format format, int zero, const float* x, int64_t blocks, const Rounded& out) {
     const int64_t group = layout_of(format).group;
     const float factor = start_factor(format, zero);
-    out.num_planes == 2 ? round_groups<2>(group, factor, x, blocks, out) : round_groups<1>(group, factor, x, blocks, out);
+    const auto round = out.num_planes == 2 ? round_groups<2> : round_groups<1>;
+    round(group, factor, x, blocks, out);
 }
 
 // `over_rows` for products with rounded vectors: `step` also gets the format, which is not fp16, and the number of planes.
