@@ -16,7 +16,15 @@ from coldpress.runtime.routing import PACKAGE, Routing
 from coldpress.runtime.sparsity import Selector
 from coldpress.schemas.base import Options
 from coldpress.schemas.errors import ColdpressError
-from coldpress.schemas.families import FAMILIES, WHOLE_MLP, FormatName, missing_for_decoder, slices
+from coldpress.schemas.families import (
+    FAMILIES,
+    WHOLE_MLP,
+    FormatName,
+    UnitFormat,
+    missing_for_decoder,
+    slice_formats,
+    slices,
+)
 from coldpress.schemas.model import MLP_ROLES, ModelSpec, role_shape
 
 AUTO = "auto"
@@ -25,8 +33,6 @@ ATTENTION = ("attn_in", "attn_out")
 """The families of attention's matrices."""
 DEFAULT_FORMAT = "int4_group32"
 """The format of a build whose method is given and whose format is not."""
-IN_SUPER_BLOCKS = ("q3_k", "q4_k", "q5_k", "q6_k")
-IN_BLOCKS = ("int3_group32", "int4_group32", "q4_1", "q5_1")
 
 
 def methods_for(method: str, exact_zeros: bool, is_mixture: bool) -> tuple[str, ...]:
@@ -54,17 +60,22 @@ def formats_for(named: str) -> tuple[str, ...]:
     return (named,) if named != AUTO else tuple(plugins.names("coldpress.runtime.quantization"))
 
 
-def compared_formats(named: str, spec: ModelSpec) -> tuple[FormatName, ...]:
-    """Returns the format that the user named, or those that are compared for a model: llama.cpp's K formats where all
-    rows and columns are whole blocks of theirs, else formats of blocks of 32."""
+def compared_formats(named: str, spec: ModelSpec) -> tuple[UnitFormat, ...]:
+    """Returns the format that the user named, or those that are compared for a model. Where its rows and columns are
+    whole blocks of llama.cpp's K formats, these take the place of all others in fewer than eight bits."""
     if named != AUTO:
         return (named,)
-    return (*(IN_BLOCKS if misfit("q4_k", spec) else IN_SUPER_BLOCKS), "int8_group32", "fp16")
+    found = {name: _format(name) for name in formats_for(AUTO)}
+    fitting = [name for name, one in found.items() if one.IS_COMPARED and not misfit(name, spec)]
+    in_super_blocks = any(found[name].MULTIPLE > 1 for name in fitting)
+    return tuple(
+        name for name in fitting if not in_super_blocks or found[name].MULTIPLE > 1 or found[name].nbytes(256) >= 256
+    )
 
 
 def misfit(format_name: FormatName, spec: ModelSpec) -> str | None:
     """Returns the matrix of a layer whose rows or columns a format cannot hold; None if it holds all."""
-    multiple = load("coldpress.runtime.quantization", Format, format_name).MULTIPLE
+    multiple = _format(format_name).MULTIPLE
     roles = sorted({piece.role for family in FAMILIES for piece in slices(family, spec)} | set(spec.expanding_matrices))
     above = ("", *(f"layers.{layer}." for layer in range(spec.num_hidden_layers)))
     names = [*(f"{each}{role}" for role in roles for each in above), *_shared(spec)]
@@ -76,19 +87,25 @@ def _shared(spec: ModelSpec) -> list[str]:
     return [f"shared_expert.{role}" for role in MLP_ROLES] if spec.shared_intermediate_size else []
 
 
-def check_format(format_name: FormatName, spec: ModelSpec) -> None:
+def check_format(named: UnitFormat, spec: ModelSpec) -> None:
     """Refuses a format that cannot hold a model's matrices.
 
     Raises:
         ColdpressError: naming the matrix, and formats that can.
     """
-    if format_name == AUTO or (role := misfit(format_name, spec)) is None:
+    names = () if named == AUTO else slice_formats(named)
+    format_name, role = next(((name, role) for name in names if (role := misfit(name, spec))), ("", None))
+    if role is None:
         return
-    multiple = load("coldpress.runtime.quantization", Format, format_name).MULTIPLE
+    multiple = _format(format_name).MULTIPLE
     raise ColdpressError(
         f"format={format_name} stores {multiple} values in a block, and {role} has rows or columns of another "
-        f"multiple; use {', '.join(IN_BLOCKS[1:])} or int8_group32"
+        f"multiple; use {' or '.join(name for name in compared_formats(AUTO, spec))}"
     )
+
+
+def _format(name: FormatName) -> Format:
+    return load("coldpress.runtime.quantization", Format, name)
 
 
 def caches_for(named: str) -> tuple[str, ...]:

@@ -18,7 +18,7 @@ from pydantic import AfterValidator
 from coldpress.runtime.artifact.contents import nbytes, unit_nbytes
 from coldpress.runtime.plan.kv_cache import kv_cache_bytes
 from coldpress.runtime.quantities import parse_bytes
-from coldpress.runtime.quantization._mixed import coarsest
+from coldpress.runtime.quantization._mixed import coarsest, format_at
 from coldpress.schemas.device import Flash
 from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.families import (
@@ -27,7 +27,6 @@ from coldpress.schemas.families import (
     FormatName,
     Formats,
     UnitFormat,
-    format_at,
     head_of,
     num_units,
     slice_length,
@@ -239,10 +238,10 @@ def resident_bytes(model: HasShapes, families: tuple[FamilyName, ...], formats: 
     return sum(tensor_bytes(tensor.role, tensor.shape, formats) for tensor in found)
 
 
-def weight_bytes(model: HasShapes, format_name: FormatName) -> int:
-    """Returns the bytes of all weights in a format: S_m, the size of the LLM (ActiveFlow Table 1)."""
-    units = flash_bytes((WHOLE_MLP,), model.spec, format_name)
-    return resident_bytes(model, (WHOLE_MLP,), format_name) + units + row_table_bytes(model.spec, format_name)
+def weight_bytes(model: HasShapes, formats: Formats) -> int:
+    """Returns the bytes of all weights in their formats: S_m, the size of the LLM (ActiveFlow Table 1)."""
+    units = flash_bytes((WHOLE_MLP,), model.spec, formats)
+    return resident_bytes(model, (WHOLE_MLP,), formats) + units + row_table_bytes(model.spec, formats)
 
 
 def row_table_bytes(spec: ModelSpec, formats: Formats) -> int:

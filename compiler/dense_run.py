@@ -26,14 +26,13 @@ from coldpress.compiler.seconds import Setting
 from coldpress.compiler.sections import dense_bookkeeping_bytes, make_sections
 from coldpress.runtime.extents import span_bytes
 from coldpress.runtime.plan.budget import table_bytes
-from coldpress.runtime.quantization._mixed import coarsest
+from coldpress.runtime.quantization._mixed import coarsest, format_at
 from coldpress.runtime.store import resident as besides
 from coldpress.schemas.device import DeviceProfile
 from coldpress.schemas.families import (
     WHOLE_MLP,
     FormatName,
     Formats,
-    format_at,
     layers_of,
     slice_formats,
     slices,

@@ -27,12 +27,23 @@ from coldpress.compiler.cost_model import (
 from coldpress.compiler.pipeline import STAGES
 from coldpress.compiler.sections import Whole
 from coldpress.compiler.training.memory import Size
+from coldpress.runtime.artifact.contents import nbytes
 from coldpress.runtime.plan.kv_cache import DEFAULT_KV_CACHE, formats_of
 from coldpress.runtime.plugins import load
+from coldpress.runtime.quantization._mixed import VALUES
 from coldpress.runtime.sparsity import DensitySource, Selector
 from coldpress.schemas.base import Options
 from coldpress.schemas.device import DeviceProfile
-from coldpress.schemas.families import WHOLE_MLP, FamilyName, FormatName, Method, layers_of, num_units
+from coldpress.schemas.families import (
+    WHOLE_MLP,
+    FamilyName,
+    FormatName,
+    Method,
+    UnitFormat,
+    layers_of,
+    num_units,
+    slice_formats,
+)
 from coldpress.schemas.layout import KvCacheFormat
 from coldpress.schemas.model import Model
 from coldpress.schemas.predictors import matrix_shapes
@@ -113,14 +124,24 @@ class Build:
         return families_for(self.method, self.options, self.model.spec)
 
     @property
-    def format(self) -> FormatName:
-        """The format of the weights; while it is open, the one in which a budget in percent counts."""
+    def format(self) -> UnitFormat:
+        """The format of the weights, or those of an MLP's matrices; while it is open, the one in which a budget in
+        percent counts."""
         named = self.settings["allocate"]["format"]
         return DEFAULT_FORMAT if named == AUTO else named
 
     @property
-    def formats(self) -> tuple[FormatName, ...]:
+    def formats(self) -> tuple[UnitFormat, ...]:
         return compared_formats(self.settings["allocate"]["format"], self.model.spec)
+
+    @property
+    def widest_format(self) -> FormatName:
+        return max(slice_formats(self.format), key=lambda name: nbytes(name, VALUES))
+
+    @property
+    def matrix_formats(self) -> tuple[FormatName, ...]:
+        """The formats that a matrix may have."""
+        return tuple(name for one in self.formats for name in slice_formats(one))
 
     @property
     def caches(self) -> tuple[str, ...]:
@@ -261,7 +282,7 @@ class Build:
         return max(
             num_units(family, spec) * unit_bytes(family, spec, name)
             for family in self.families
-            for name in self.formats
+            for name in self.matrix_formats
         )
 
     @property
@@ -280,7 +301,7 @@ class Build:
     @property
     def training_size(self) -> Size:
         shapes = {role: tensor.shape for role, tensor in self.model.tensors.items()}
-        facts = (self.families, self.block_tokens, self.threads, self.weight_bytes, self.format)
+        facts = (self.families, self.block_tokens, self.threads, self.weight_bytes, self.widest_format)
         return Size(self.model.spec, shapes, *facts)
 
     @property
@@ -346,7 +367,7 @@ class Build:
         """Yields (role, bytes in the widest format) of one layer's tensors and of those outside the layers."""
         for role, tensor in self.model.tensors.items():
             if role.startswith(self._of_layer) or not role.startswith("layers."):
-                yield role, max(tensor_bytes(role, tensor.shape, name) for name in self.formats)
+                yield role, max(tensor_bytes(role, tensor.shape, name) for name in self.matrix_formats)
 
 
 def needs_of(stage: str, build: Build) -> StageNeeds:

@@ -23,7 +23,7 @@ from coldpress.compiler.cost_model import (
 from coldpress.compiler.shared_settings import DEFAULT_CACHE
 from coldpress.runtime.plan.bookkeeping import counted_bytes, row_buffer_bytes
 from coldpress.runtime.plugins import load
-from coldpress.runtime.quantization._mixed import coarsest
+from coldpress.runtime.quantization._mixed import coarsest, format_at
 from coldpress.runtime.sparsity import Selector
 from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.families import (
@@ -31,7 +31,6 @@ from coldpress.schemas.families import (
     FamilyName,
     FormatName,
     Formats,
-    format_at,
     layer_format,
     num_units,
     unit_keys,

@@ -20,6 +20,8 @@ class Key:
     plugins: str = ""
     """Package whose plug-ins are the values, such as `coldpress.runtime.cache`; empty: the field's type has the
     values."""
+    joint: bool = False
+    """True if several plug-ins' names with `+` between are a value, too."""
     auto: bool = False
     """True if `auto` is a value, too; the workflow resolves it before a stage sees it."""
     default: str = ""

@@ -164,12 +164,6 @@ def layer_format(formats: Formats, layer: int) -> UnitFormat:
     return found if isinstance(found, str) else found[layer]
 
 
-def format_at(formats: Formats, layer: int, family: FamilyName) -> UnitFormat:
-    name = layer_format(formats, layer)
-    known = matrix_formats(name)
-    return unit_format([known[role] for role in FAMILIES[family].roles if role in known] or [name])
-
-
 def matrix_formats(name: UnitFormat) -> dict[MatrixRole, FormatName]:
     names = slice_formats(name)
     return dict(zip(MLP_ROLES[-len(names) :], names, strict=True)) if len(names) > 1 else dict.fromkeys(MLP_ROLES, name)

@@ -336,7 +336,7 @@ class LayerStream:
         names = list(module.state_dict())
         with ThreadPoolExecutor(self.threads) as pool:
             tensors = list(pool.map(lambda name: self._tensor(f"{path}.{name}"), names))
-        self._fill(module, dict(zip(names, tensors, strict=True)))
+        module.load_state_dict(dict(zip(names, tensors, strict=True)), strict=True, assign=True)
         if self._multiplies_with_onednn:
             _multiply_with_onednn(module)
         return module.requires_grad_(False)
@@ -360,9 +360,6 @@ class LayerStream:
         block.lend = lender.lend
         block.is_seen = lambda name: seen[name] in running.hooks
         return lender
-
-    def _fill(self, module: "nn.Module", state: "dict[str, Tensor]") -> None:
-        module.load_state_dict(state, strict=True, assign=True)
 
     @property
     def _multiplies_with_onednn(self) -> bool:

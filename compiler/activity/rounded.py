@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from coldpress.compiler.activity.forward import LayerStream
-from coldpress.compiler.checkpoint.tensors import own_format
 from coldpress.compiler.cost_model import stored_format
 from coldpress.compiler.rounding._matrix import NEAREST, Rounding
-from coldpress.compiler.rounding._weights import Axis
+from coldpress.compiler.rounding._weights import Axis, keeps_codes
 from coldpress.runtime import plugins
 from coldpress.runtime.plan.kv_cache import STORED
 from coldpress.runtime.quantization import Format
@@ -51,7 +50,7 @@ class Rounded(_Like):
             return super()._of_role(role)
         axis = self._axis(role) or "row"
         name = coarsest(self._formats) if self._axis(role) is None else self._format_of(role)
-        if axis == "row" and own_format(self.model, role) == name:
+        if axis == "row" and keeps_codes(self.model, role, _codec(name)):
             return super()._of_role(role)  # the source's own codes are kept
         values = self._in_format(name, self._rounding.codes(self.model, role, axis, name), role, axis)
         return values if axis == "row" else values.T.contiguous()
@@ -71,9 +70,12 @@ class Rounded(_Like):
         import torch
 
         rows, columns = self.model.tensors[role].shape
-        codec = plugins.load("coldpress.runtime.quantization", Format, name)
-        values = codec.decode(codes, columns if axis == "row" else rows)
+        values = _codec(name).decode(codes, columns if axis == "row" else rows)
         return torch.from_numpy(values).to(self.device, self.dtype)
+
+
+def _codec(name: FormatName) -> Format:
+    return plugins.load("coldpress.runtime.quantization", Format, name)
 
 
 class RoundedHead(_Like):
@@ -82,8 +84,8 @@ class RoundedHead(_Like):
     def __init__(self, source: LayerStream, format_name: FormatName) -> None:
         """Rounds to nearest, which every algorithm does outside the layers."""
         super().__init__(source)
-        self._format = plugins.load("coldpress.runtime.quantization", Format, format_name)
-        self._is_exact = own_format(source.model, source.spec.head_role) == format_name
+        self._format = _codec(format_name)
+        self._is_exact = keeps_codes(source.model, source.spec.head_role, self._format)
 
     def _rows(self, role: str, start: int, stop: int) -> np.ndarray:
         values = super()._rows(role, start, stop)

@@ -38,8 +38,6 @@ class Differences:
     """float64 [num_variants, num_blocks, T - 1], nats: negative log likelihood of each token but the first."""
     whole_nll: np.ndarray
     """float64 [num_blocks, T - 1], that of the whole model."""
-    greedy: np.ndarray
-    """int32 [num_variants, num_blocks, T]: the likeliest next token after each."""
 
 
 def last_hidden(stream: LayerStream, tokens: np.ndarray, variants: Sequence[Variant]) -> "Tensor":
@@ -71,7 +69,6 @@ def compare(
     shape = (len(hidden) // num_blocks, num_blocks)
     kld, nll = np.zeros((*shape, length)), np.zeros((*shape, length - 1))
     kld_sums, whole_nll = np.zeros(shape), np.zeros((num_blocks, length - 1))
-    greedy = np.zeros((*shape, length), np.int32)
     for block in range(num_blocks):
         following = torch.from_numpy(np.asarray(tokens[block, 1:], np.int64))[:, None]
         expected = torch.empty(0)
@@ -95,10 +92,9 @@ def compare(
                 of_token = (expected.exp() * (expected - found)).sum(dim=-1).double()
                 kld[variant, block], kld_sums[variant, block] = of_token.numpy(), float(of_token.sum())
                 nll[variant, block] = -found[:-1].gather(1, following)[:, 0].double().numpy()
-                greedy[variant, block] = found.argmax(dim=-1).numpy()
 
             stream.each(one, len(models) - (start == 0))
-    return Differences(kld, kld_sums, nll, whole_nll, greedy)
+    return Differences(kld, kld_sums, nll, whole_nll)
 
 
 def state_error(found: "Tensor", expected: "Tensor") -> float:

@@ -18,7 +18,7 @@ from coldpress.compiler.checkpoint import mxfp4
 from coldpress.compiler.checkpoint.headers import read_header
 from coldpress.compiler.checkpoint.private import checked_weights, private_folder
 from coldpress.compiler.checkpoint.source_json import read_object
-from coldpress.compiler.llama_cpp.types import FORMATS, QUANTIZED, decode
+from coldpress.compiler.llama_cpp.types import QUANTIZED, decode
 from coldpress.runtime.artifact.tensor_header import ITEM_BYTES, TensorEntry
 from coldpress.schemas.errors import CheckpointError
 from coldpress.schemas.model import Model, RotaryKind, TensorSource
@@ -108,8 +108,8 @@ def read_rows(model: Model, role: str, start: int, stop: int) -> np.ndarray:
     return _read(place, start, stop)
 
 
-def own_format(model: Model, role: str) -> str | None:
-    """Returns the format (runtime/quantization) that a file has a matrix's rows in; None if it is not quantized.
+def codes_type(model: Model, role: str) -> str | None:
+    """Returns GGUF's type of a matrix's rows; None if they are not quantized, or stored otherwise than they are used.
 
     Raises:
         CheckpointError: as `read_role`.
@@ -117,11 +117,11 @@ def own_format(model: Model, role: str) -> str | None:
     place = _locate(model, role)
     if place.entry.dtype not in QUANTIZED or place.source.added or place.source.transposed:
         return None
-    return FORMATS.get(place.entry.dtype)
+    return place.entry.dtype
 
 
 def read_codes(model: Model, role: str) -> np.ndarray:
-    """Returns the rows of a matrix that has an `own_format` as the file has them, uint8 [rows, row_bytes].
+    """Returns the rows of a matrix that has a `codes_type` as the file has them, uint8 [rows, row_bytes].
 
     Raises:
         CheckpointError: as `read_role`.

@@ -15,11 +15,6 @@ BLOCKS = {
     **{"IQ4_NL": (32, 18), "IQ4_XS": (256, 136), "MXFP4": (32, 17)},
 }
 """Type -> values and bytes of a block."""
-OWN_NAMES = {"F16": "fp16", "Q8_0": "int8_group32", "Q4_0": "int4_group32"}
-FORMATS = {name: OWN_NAMES.get(name, name.lower()) for name in (*OWN_NAMES, "Q4_1", "Q5_0", "Q5_1", "IQ4_NL")} | {
-    f"Q{bits}_K": f"q{bits}_k" for bits in range(2, 7)
-}
-"""Type -> our format of the same layout (runtime/quantization)."""
 QUANTIZED = frozenset(BLOCKS) - {"F32", "F16", "BF16"}
 
 

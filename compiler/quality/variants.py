@@ -9,8 +9,9 @@ from coldpress.compiler.activity.choice import CachedChoice, Choice
 from coldpress.compiler.activity.unit_statistics import all_statistics, fit_all
 from coldpress.compiler.activity.variants import Variant
 from coldpress.compiler.candidates import AUTO, DEFAULT_FORMAT, compared_formats
-from coldpress.compiler.checkpoint.tensors import own_format
+from coldpress.compiler.checkpoint.tensors import codes_type
 from coldpress.compiler.cost_model import HEAD_FORMAT, read_units_of, slice_bytes, unit_bytes
+from coldpress.compiler.llama_cpp.formats import formats
 from coldpress.runtime.plugins import load, options_of
 from coldpress.runtime.sparsity import Selector
 from coldpress.schemas.activations import Activations
@@ -90,7 +91,7 @@ def layer_formats_of(model: Model) -> tuple[FormatName, ...]:
 def head_formats_of(model: Model) -> tuple[FormatName, ...]:
     """Returns the formats whose loss is measured where the head alone has them: those in at least four bits and fewer
     than its own in a quantized file, and that one."""
-    own, compared = own_format(model, model.spec.head_role), head_formats(model.spec)
+    own, compared = _own_format(model, model.spec.head_role), head_formats(model.spec)
     if own is None or slice_bytes(SAMPLE, own) >= slice_bytes(SAMPLE, HEAD_FORMAT):
         return compared
     return _largest_first({own, *(name for name in compared if slice_bytes(SAMPLE, name) < slice_bytes(SAMPLE, own))})
@@ -104,7 +105,11 @@ def head_formats(spec: ModelSpec) -> tuple[FormatName, ...]:
 
 def _own(model: Model, prefix: str) -> Iterator[FormatName]:
     roles = (role for role in model.tensors if role.startswith(prefix) and role.endswith("up_proj.weight"))
-    return (name for role in roles if (name := own_format(model, role)) is not None)
+    return (name for role in roles if (name := _own_format(model, role)) is not None)
+
+
+def _own_format(model: Model, role: str) -> FormatName | None:
+    return formats().get(codes_type(model, role) or "")
 
 
 def _largest_first(names: Iterable[FormatName]) -> tuple[FormatName, ...]:

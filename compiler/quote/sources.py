@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+from pydantic import ValidationError
 
 from coldpress.compiler.candidates import AUTO, candidates
 from coldpress.compiler.checkpoint.hub import snapshot
@@ -32,7 +33,7 @@ from coldpress.runtime.plan.kv_cache import formats_of
 from coldpress.schemas.activations import Activations
 from coldpress.schemas.base import ArrayFile
 from coldpress.schemas.curves import Curves, Unexplored
-from coldpress.schemas.errors import ColdpressError
+from coldpress.schemas.errors import ArtifactError, ColdpressError
 from coldpress.schemas.families import WHOLE_MLP, layers_of, slices, unit_keys
 from coldpress.schemas.manifest import CURVES_FILE, MANIFEST_FILE, TRACE_FILE, Manifest
 from coldpress.schemas.model import FREQUENCIES, Model, ModelSpec, TensorSource, matrices, role_shape
@@ -187,7 +188,14 @@ def _carried(artifact: Artifact, path: Path) -> Curves | None:
     listed = {entry.path: entry for entry in artifact.manifest.files}
     if CURVES_FILE not in listed or TRACE_FILE not in listed:
         return None
-    curves = Curves.model_validate_json(artifact.read_bytes(CURVES_FILE, MAX_CURVES_BYTES))
+    try:
+        curves = Curves.model_validate_json(artifact.read_bytes(CURVES_FILE, MAX_CURVES_BYTES))
+    except ValidationError as error:
+        found = error.errors()[0]
+        place = ".".join(map(str, found["loc"]))
+        raise ArtifactError(
+            f"{path / CURVES_FILE}: {place}: {found['msg']}, of an older version; build it again"
+        ) from error
     trace = ArrayFile(array_file=str((path / TRACE_FILE).absolute()), sha256=listed[TRACE_FILE].sha256)
     return curves.model_copy(update={"trace": trace})
 

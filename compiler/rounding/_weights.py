@@ -9,8 +9,9 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from coldpress.compiler.checkpoint.tensors import own_format, read_codes, read_rows
-from coldpress.runtime.plugins import PluginBase
+from coldpress.compiler.checkpoint.tensors import codes_type, read_codes, read_rows
+from coldpress.runtime.plugins import PluginBase, load
+from coldpress.runtime.quantization import Format
 from coldpress.schemas.families import FormatName
 from coldpress.schemas.model import Model
 
@@ -59,7 +60,13 @@ def weights_of(
 
 
 def _own_codes(model: Model, role: str, format_name: FormatName) -> np.ndarray | None:
-    return read_codes(model, role) if own_format(model, role) == format_name else None
+    is_kept = keeps_codes(model, role, load("coldpress.runtime.quantization", Format, format_name))
+    return read_codes(model, role) if is_kept else None
+
+
+def keeps_codes(model: Model, role: str, codec: Format) -> bool:
+    """Tells whether the source has a matrix's rows in this format, so that they are not rounded."""
+    return codec.GGUF_TYPE is not None and codes_type(model, role) == codec.GGUF_TYPE
 
 
 def _columns(model: Model, role: str) -> Read:

@@ -22,6 +22,7 @@ from coldpress.runtime.cli.command_line import flag
 from coldpress.schemas.base import MAX_EXACT_INTEGER, PositiveCount, Record
 from coldpress.schemas.config import BRANCH_PATTERN, NAME_PATTERN, Key, OptionsOf
 from coldpress.schemas.errors import ColdpressError, UnknownNameError, clipped
+from coldpress.schemas.families import JOINT
 
 MAX_SHARDS = 1024
 """The most shards: each is a job, which Snakemake plans while it reads the rules."""
@@ -125,8 +126,10 @@ class ConfigKey:
             raise ColdpressError(f"config key '{self.name}' has no value; leave it out to take its default")
         _check_size(self.name, raw)
         if self.names:
-            if str(raw) not in self.names:
-                raise UnknownNameError(self.name, str(raw), self.names)
+            several = str(raw).split(JOINT) if self.mark.joint else []
+            for name in several if len(several) > 1 else [str(raw)]:
+                if name not in self.names or (name == AUTO and len(several) > 1):
+                    raise UnknownNameError(self.name, name, self.names)
             return str(raw)
         adapter = TypeAdapter(self.field.rebuild_annotation())
         for candidate in _readings(raw):

@@ -69,6 +69,7 @@ from coldpress.schemas.base import PositiveCount, Record
 from coldpress.schemas.config import NAME_PATTERN
 from coldpress.schemas.device import DeviceProfile
 from coldpress.schemas.errors import CheckpointError, ColdpressError, UnknownNameError
+from coldpress.schemas.families import WHOLE_MLP, slice_formats, slices
 from coldpress.schemas.model import EXACT_ZEROS, ModelSpec
 from coldpress.schemas.profiles import ModelProfile, Packages
 
@@ -175,11 +176,12 @@ class BuildConfig:
                 found[package] = _plugins.names(package)
         formats = "coldpress.runtime.quantization"
         # with a named format a search still looks at others, for single layers and for the head
-        looked_at = _plugins.names(formats) if AUTO in (self["format"], self["method"]) else (self["format"],)
+        looked_at = _plugins.names(formats) if AUTO in (self["format"], self["method"]) else ()
         return {
             **found,
             formats: (
                 *looked_at,
+                *(name for one in formats_for(self["format"]) for name in slice_formats(one)),
                 *(stored for name in formats_for(self["format"]) for stored in stored_formats(name)),
                 self["predictor_format"],
             ),
@@ -234,6 +236,7 @@ def resolve(raw: Mapping[str, Any], known: ModelReference | None = None, *, ask:
     values["method"] = _method(values["method"], reference)
     named = {*said, *(profile.settings if profile else ())}
     values |= _left_open(values, named, is_mixture=reference.is_mixture)
+    _check_format(values["format"], reference)
     _check_cache(values["cache"])
     _check_routing(values, reference)
     chosen = _chosen(values, reference)
@@ -373,7 +376,9 @@ def _chosen(values: Mapping[str, Any], model: ModelReference) -> dict[str, tuple
         "coldpress.runtime.cache": caches_for(values["cache"]),
         "coldpress.runtime.drafts": drafts_for(values["draft"]),
         "coldpress.runtime.routing": routings_for(values["routing"], model.is_mixture) or (EXACT,),
-        "coldpress.runtime.quantization": formats_for(values["format"]),
+        "coldpress.runtime.quantization": tuple(
+            name for one in formats_for(values["format"]) for name in slice_formats(one)
+        ),
     }
 
 
@@ -425,6 +430,14 @@ def _left_open(values: Mapping[str, Any], named: Collection[str], *, is_mixture:
                 f"method=auto; leave {name} out, or use method=auto"
             )
     return found
+
+
+def _check_format(name: str, model: ModelReference) -> None:
+    roles = [piece.role.removesuffix("_proj") for piece in slices(WHOLE_MLP, _smallest(model))]
+    count = len(slice_formats(name))
+    if count not in (1, len(roles)):
+        expected = f"one, or one for each of {', '.join(roles)}"
+        raise ColdpressError(f"format={name} names {count} formats, expected {expected}")
 
 
 def _smallest(model: ModelReference) -> ModelSpec:

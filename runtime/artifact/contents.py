@@ -44,7 +44,8 @@ def nbytes(name: FormatName, length: int) -> int:
 
 def unit_nbytes(name: UnitFormat, lengths: Sequence[int]) -> int:
     """Bytes of a unit whose slices have these numbers of values."""
-    return sum(map(nbytes, slice_formats(name, len(lengths)), lengths))
+    each = zip(slice_formats(name, len(lengths)), lengths, strict=True)
+    return sum(nbytes(own, length) for own, length in each)
 
 
 def layout_bytes(layout: Layout) -> int:

@@ -40,7 +40,6 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True)
 class Units:
-    format: UnitFormat
     parts: Mapping[MatrixRole, Part]
     activations: ActivationFormat = "fp32"
     """The format that a decoded token's input is rounded to."""
@@ -84,7 +83,7 @@ def units_of(
         length = slice_length(piece, spec)
         parts[piece.role] = Part(offset, nbytes(own, length), length, own)
         offset += parts[piece.role].nbytes
-    return Units(name, parts, activations)
+    return Units(parts, activations)
 
 
 class Block(Protocol):

@@ -22,6 +22,11 @@ class Format(PluginBase):
     """Norm of a tensor's rounding error, as a share of the tensor's norm, above which `quantize` warns."""
     MULTIPLE: ClassVar[int] = 1
     """A slice's number of values is a multiple of this."""
+    GGUF_TYPE: ClassVar[str | None] = None
+    """The type of GGUF that has the same values and layout; None: there is none."""
+    IS_COMPARED: ClassVar[bool] = False
+    """True if a search with an open format takes it into account; others take part where a user names them, or where a
+    quantized file has them."""
     SCALE_SIGNS: ClassVar[tuple[int, ...]] = ()
     """Signs of a scale that a search must try: (1, -1) if one side has one more level, (1,) if levels are symmetric, ()
     in a format without scales."""

@@ -7,14 +7,20 @@ from typing import Any
 from coldpress.runtime.plugins import load
 from coldpress.runtime.quantization import Format
 from coldpress.schemas.families import (
+    FAMILIES,
     JOINT,
+    FamilyName,
     FormatName,
     Formats,
     OwnHead,
+    UnitFormat,
     head_of,
+    layer_format,
     layer_formats,
+    matrix_formats,
     of_layers,
     slice_formats,
+    unit_format,
 )
 from coldpress.schemas.model import MLP_ROLES
 
@@ -31,6 +37,13 @@ def coarsest(formats: Formats) -> FormatName:
 
 def _bytes(name: FormatName) -> int:
     return load("coldpress.runtime.quantization", Format, name).nbytes(VALUES)
+
+
+def format_at(formats: Formats, layer: int, family: FamilyName) -> UnitFormat:
+    """Returns the format of a family's units in a layer; attention's have the coarsest."""
+    known = matrix_formats(layer_format(formats, layer))
+    names = [known[role] for role in FAMILIES[family].roles if role in known]
+    return unit_format(names) if names else coarsest(formats)
 
 
 def format_fields(formats: Formats) -> dict[str, Any]:

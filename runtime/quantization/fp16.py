@@ -9,6 +9,8 @@ from coldpress.runtime.quantization._groups import decode_blocks, encode_blocks,
 class Plugin(Format):
     """Two bytes per value."""
 
+    GGUF_TYPE = "F16"
+    IS_COMPARED = True
     MAX_LOGIT_ERROR = 0.01  # small real models have at most a fifth of it
     MAX_WEIGHT_ERROR = 0.001  # trained models have at most 0.0002
 

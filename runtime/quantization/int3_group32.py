@@ -16,6 +16,7 @@ class Plugin(GroupFormat):
 
     LOWEST, HIGHEST = -4, 3
     CODE_BYTES = 3 * GROUP // 8
+    IS_COMPARED = True
     MAX_LOGIT_ERROR = 1.0  # small real models have at most half of it
     MAX_WEIGHT_ERROR = 0.45  # trained models have at most 0.22
 

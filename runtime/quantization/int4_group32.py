@@ -16,6 +16,8 @@ class Plugin(GroupFormat):
 
     LOWEST, HIGHEST = -8, 7
     CODE_BYTES = GROUP // 2
+    GGUF_TYPE = "Q4_0"
+    IS_COMPARED = True
     MAX_LOGIT_ERROR = 0.8  # small real models have at most half of it
     MAX_WEIGHT_ERROR = 0.3  # trained models have at most 0.1
 

@@ -14,6 +14,8 @@ class Plugin(GroupFormat):
 
     LOWEST, HIGHEST = -127, 127
     CODE_BYTES = GROUP
+    GGUF_TYPE = "Q8_0"
+    IS_COMPARED = True
     MAX_LOGIT_ERROR = 0.1  # small real models have at most a fifth of it
     MAX_WEIGHT_ERROR = 0.02  # trained models have at most 0.006
     SCALE_SIGNS = (1,)  # levels are symmetric, so a negative scale adds nothing

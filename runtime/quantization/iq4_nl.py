@@ -15,6 +15,7 @@ class Plugin(GroupFormat):
 
     LOWEST, HIGHEST = -127, 113
     CODE_BYTES = GROUP // 2
+    GGUF_TYPE = "IQ4_NL"
     MAX_LOGIT_ERROR = 0.7
     MAX_WEIGHT_ERROR = 0.2
 

@@ -12,6 +12,7 @@ class Plugin(SuperBlocks):
     GROUP = 16
     HIGHEST = 3
     BLOCK_BYTES = 84
+    GGUF_TYPE = "Q2_K"
     MAX_LOGIT_ERROR = 2.0
     MAX_WEIGHT_ERROR = 0.6
 

@@ -15,6 +15,8 @@ class Plugin(SuperBlocks):
     GROUP = 16
     HIGHEST, ZERO = 7, 4
     BLOCK_BYTES = 110
+    GGUF_TYPE = "Q3_K"
+    IS_COMPARED = True
     MAX_LOGIT_ERROR = 1.2
     MAX_WEIGHT_ERROR = 0.4
 

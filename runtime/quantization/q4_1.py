@@ -8,5 +8,7 @@ class Plugin(HalfRanges):
 
     HIGHEST = 15
     BLOCK_BYTES = 20
+    GGUF_TYPE = "Q4_1"
+    IS_COMPARED = True
     MAX_LOGIT_ERROR = 0.7
     MAX_WEIGHT_ERROR = 0.2

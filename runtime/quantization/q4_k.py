@@ -8,5 +8,7 @@ class Plugin(SixBitRanges):
 
     HIGHEST = 15
     BLOCK_BYTES = 144
+    GGUF_TYPE = "Q4_K"
+    IS_COMPARED = True
     MAX_LOGIT_ERROR = 0.7
     MAX_WEIGHT_ERROR = 0.2

@@ -11,6 +11,7 @@ class Plugin(GroupFormat):
 
     LOWEST, HIGHEST = -16, 15
     CODE_BYTES = GROUP // 8 * 5
+    GGUF_TYPE = "Q5_0"
     MAX_LOGIT_ERROR = 0.5
     MAX_WEIGHT_ERROR = 0.1
 

@@ -9,5 +9,7 @@ class Plugin(HalfRanges):
     HIGHEST = 31
     HIGH_BYTES = 4
     BLOCK_BYTES = 24
+    GGUF_TYPE = "Q5_1"
+    IS_COMPARED = True
     MAX_LOGIT_ERROR = 0.5
     MAX_WEIGHT_ERROR = 0.1

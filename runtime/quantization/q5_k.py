@@ -9,5 +9,7 @@ class Plugin(SixBitRanges):
     HIGHEST = 31
     HIGH_BYTES = 32
     BLOCK_BYTES = 176
+    GGUF_TYPE = "Q5_K"
+    IS_COMPARED = True
     MAX_LOGIT_ERROR = 0.5
     MAX_WEIGHT_ERROR = 0.1

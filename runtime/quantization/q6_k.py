@@ -14,6 +14,8 @@ class Plugin(SuperBlocks):
     GROUP = 16
     HIGHEST, ZERO = 63, ZERO
     BLOCK_BYTES = 210
+    GGUF_TYPE = "Q6_K"
+    IS_COMPARED = True
     MAX_LOGIT_ERROR = 0.3
     MAX_WEIGHT_ERROR = 0.05
 

@@ -16,7 +16,7 @@ import numpy as np
 from pydantic import Field
 
 from coldpress.runtime.kernels.intervals import Times, best_intervals
-from coldpress.runtime.sparsity import Kept, OptionsT, ReadingOptions, Residency, Selector, topk
+from coldpress.runtime.sparsity import Kept, Residency, Selector, topk
 from coldpress.runtime.sparsity._magnitudes import SMALLEST, draws
 from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.model import ModelSpec
@@ -28,8 +28,8 @@ STEPS = 14
 """Bisection steps on the logarithm of the price, which give it to 0.2 %."""
 
 
-class FreeUnits(ReadingOptions):
-    """By default a token also uses units that cost no read."""
+class Options(topk.Options):
+    """Which matrices are pruned; by default a token also uses units that cost no read."""
 
     use_read_units: bool = Field(
         default=True,
@@ -37,13 +37,11 @@ class FreeUnits(ReadingOptions):
     )
 
 
-class Options(FreeUnits, topk.Options):
-    """Which matrices are pruned."""
+class Plugin(Selector[Options]):
+    """Intervals of the inputs of linear layers, by importance and reading time."""
 
-
-class Flash(Selector[OptionsT]):
-    """Chooses intervals of flash by importance and reading time; a subclass names the families."""
-
+    CHOOSES = ("mlp_in", "mlp_mid", "attn_in", "attn_out")
+    OPTIONS = Options
     KEPT: ClassVar[Mapping[str, Kept]] = {
         "price": Kept("float32"),
         "read_units": Kept("float32", 4, ((0, MOST), (-MOST, MOST), (0, MOST), (0, 1))),
@@ -51,8 +49,11 @@ class Flash(Selector[OptionsT]):
     }
     SEES_RESIDENCY = True
 
+    def families(self, spec: ModelSpec, options: Options) -> tuple[str, ...]:
+        return topk.linear_inputs(options)
+
     def fit(
-        self, num_units: int, density: float, statistics: Mapping[str, np.ndarray], options: OptionsT
+        self, num_units: int, density: float, statistics: Mapping[str, np.ndarray], options: Options
     ) -> dict[str, np.ndarray]:
         """Computes `price` float32 [1], `read_units` float32 [4] and `unit_norms` float32 [num_units].
 
@@ -91,16 +92,6 @@ class Flash(Selector[OptionsT]):
         empty = np.flatnonzero(~chosen.any(axis=1))
         chosen[empty, gain[empty].argmax(axis=1)] = True
         return chosen
-
-
-class Plugin(Flash[Options]):
-    """Intervals of the inputs of linear layers."""
-
-    CHOOSES = ("mlp_in", "mlp_mid", "attn_in", "attn_out")
-    OPTIONS = Options
-
-    def families(self, spec: ModelSpec, options: Options) -> tuple[str, ...]:
-        return topk.linear_inputs(options)
 
 
 def _price(gain: np.ndarray, present: np.ndarray, density: float, read_units: np.ndarray) -> float:

@@ -237,7 +237,7 @@ def by_hand(model: Model, shares: Shares, tokens: np.ndarray) -> float:
 
 
 def measured(stream: LayerStream, fit: Fit, work: Workspace) -> MeasuredLosses:
-    return MeasuredLosses(stream, stream, topk.Plugin(), fit, TOKENS["calibration"], TOKENS["validation"], work)
+    return MeasuredLosses(stream, topk.Plugin(), fit, TOKENS["calibration"], TOKENS["validation"], work)
 
 
 def losses_of(model: Model, work: Path) -> MeasuredLosses:

@@ -109,7 +109,7 @@ def building(model: Model, corpus: Corpus, activations: Activations, tmp_path: P
 
 def test_explore_measures_formats_alone(formats: Curves, whole: Curves) -> None:
     assert {loss.format for loss in formats.formats} == {loss.format for loss in whole.formats}
-    assert (formats.curves, formats.drafts, formats.unexplored) == ((), (), ())
+    assert (formats.curves, formats.unexplored) == ((), ())
     assert [loss.kv_cache for loss in formats.kv_caches] == [loss.kv_cache for loss in whole.kv_caches]
     assert formats.num_tokens == FEW_TOKENS < whole.num_tokens == NUM_TOKENS
     assert formats.trace.sha256 == whole.trace.sha256, "the trace is no longer than that"

@@ -1,7 +1,9 @@
 """Layers and matrices in formats of their own, from the division of DRAM to the artifact that runs."""
 
+import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from coldpress.compiler.cost_model import all_read_units, flash_bytes, read_buffer_bytes, resident_bytes, unit_bytes
@@ -13,6 +15,7 @@ from coldpress.compiler.stages.allocate import AllocateConfig, Floor, Inputs
 from coldpress.compiler.stages.allocate._division import divided
 from coldpress.compiler.stages.export._stored import StoredModel
 from coldpress.compiler.stages.verify import VerifyConfig
+from coldpress.compiler.workflow.settings import resolve
 from coldpress.runtime.artifact.reader import open_artifact
 from coldpress.runtime.quantization._mixed import coarsest, in_words
 from coldpress.schemas.activations import Activations
@@ -23,7 +26,7 @@ from coldpress.schemas.sparsity import Densities, Sparsity
 from tests.support.curves import curves_of
 from tests.support.product import Case, Source, compiled, difference, source_of
 from tests.support.shapes import small_device
-from tests.support.statistics import device_of, model_of
+from tests.support.statistics import activations_of, device_of, model_of
 
 BASE, FINE = "int4_group32", "int8_group32"
 BY_LAYER = (FINE, *[BASE] * 4, FINE, FINE, *[BASE] * 4)
@@ -124,6 +127,20 @@ def test_a_dense_run_reads_the_bytes_of_the_slices() -> None:
         assert found.flash_bytes_per_token == pytest.approx(11 * 512 * size, rel=0.01)
 
 
+def test_a_search_takes_named_formats_of_matrices(tmp_path: Path) -> None:
+    """Their loss is that of the worst of them, and the record names all."""
+    model = model_of(11, 64, 96)
+    active = np.random.default_rng(1).random((96, 8)) < 0.5
+    activations = activations_of(tmp_path / "a", [{"neuron": active}] * 11, exact_zeros=False)
+    values = {"method": "auto", "format": DOWN, "cache": "static", "context_length": 32, "dram_budget": "90%"}
+    config = AllocateConfig(**values, max_ppl_ratio=1.1)
+    curves = curves_of(model, tmp_path / "c", {}, {BASE: 1.05, FINE: 1.01}, num_tokens=8)
+    found = allocate.run(config, model, activations, SLOW, Workspace(tmp_path / "w", "x"), curves=curves)
+    assert (found.method, found.format, found.layer_formats) == ("dense", BASE, (DOWN,) * 11)
+    assert found.tried[0].layer_formats == (DOWN,) * 11
+    assert found.tried[0].ppl_ratio == pytest.approx(1.05)
+
+
 # A build
 
 
@@ -178,6 +195,31 @@ def test_a_build_computes_with_the_codes_of_each_matrix(tmp_path: Path, source: 
             assert stored.tensors[f"layers.{layer}.{role}_proj.weight"].format == name
     dense = dense_for(source.model, artifact.manifest, artifact.manifest.plans[0])
     assert (dense is None) == (found.dense is None)
+
+
+@pytest.mark.parametrize("name", [f"{BASE}+{BASE}+{FINE}", f"fp16+{BASE}+{FINE}"])
+def test_the_key_names_formats_of_gate_up_and_down(tmp_path: Path, source: Source, name: str) -> None:
+    path = compiled(source, Case("llama", "dense", name), tmp_path / "build")
+    manifest = open_artifact(path).manifest
+    assert set(manifest.unit_formats.values()) == {name}
+    assert manifest.families[0].format == BASE
+    assert next(one.format for one in manifest.resident if one.role == "layers.3.q_proj.weight") == BASE
+    assert difference(path, source, tmp_path / "coded").equal
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        (f"{BASE}+{FINE}", "names 2 formats, expected one, or one for each of gate, up, down"),
+        (f"{BASE}+int9+{FINE}", "unknown format 'int9'"),
+        (f"{BASE}+auto+{FINE}", "unknown format 'auto'"),
+        (f"{BASE}+", "unknown format ''"),
+        ("int4_2_2", "unknown format 'int4_2_2'"),
+    ],
+)
+def test_a_key_that_names_no_formats_is_refused(source: Source, name: str, words: str) -> None:
+    with pytest.raises(ColdpressError, match=re.escape(words)):
+        resolve({"model": str(source.folder / "tiny"), "method": "dense", "format": name})
 
 
 def test_a_build_in_one_format_says_nothing_of_layers(tmp_path: Path, source: Source) -> None:

@@ -103,7 +103,7 @@ def test_a_small_real_model(tmp_path: Path) -> None:
     assert_near(seconds(build_of(tmp_path / "made", PROSE7M, jobs=2, explore="whole", **keys)), measured)
 
 
-def test_measuring_what_can_still_win_takes_less_than_half_of_measuring_all(tmp_path: Path) -> None:
+def test_measuring_what_can_still_win_takes_less_than_two_thirds_of_measuring_all(tmp_path: Path) -> None:
     """In all models; `explore` measures formats then, and `allocate` the selectors that can still win."""
     for name, shape in {"7m": PROSE7M, "1b": TINYLLAMA, "7b": MISTRAL}.items():
         needed, whole = (
@@ -111,7 +111,7 @@ def test_measuring_what_can_still_win_takes_less_than_half_of_measuring_all(tmp_
         )
         assert needed["explore"] < whole["explore"] / 5
         assert needed["allocate"] > whole["allocate"]
-        assert needed["explore"] + needed["allocate"] < (whole["explore"] + whole["allocate"]) / 2
+        assert needed["explore"] + needed["allocate"] < (whole["explore"] + whole["allocate"]) * 2 / 3
 
 
 def test_codes_by_gram_matrices_take_more_of_explore(tmp_path: Path) -> None:

@@ -36,6 +36,7 @@ from coldpress.runtime.profiles.devices import load_device
 from coldpress.schemas.activations import Activations
 from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.model import Model
+from tests.support.artifacts import change_manifest
 from tests.support.curves import curves_of
 from tests.support.models import write_model
 from tests.support.records import Build
@@ -335,6 +336,19 @@ def test_an_artifact_is_quoted_for_another_device_without_torch(tmp_path: Path) 
     done = subprocess.run([sys.executable, "-c", script, *asked], capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert "trace.safetensors.zst" in done.stderr
+
+
+def test_curves_of_an_older_version_are_refused_in_a_sentence(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    build = Build(tmp_path / "build", spec=tiny_spec(num_hidden_layers=LAYERS))
+    build.package(curves=curves_of(build.model, tmp_path / "curves", RATIOS))
+    file = build.artifact / "curves.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"layer_gains": []}))
+    change_manifest(build.artifact, lambda manifest: None, relist=True)
+    assert main(["quote", str(build.artifact), "--device", "oneplus12"]) == 2
+    assert "curves.json: layer_gains: Extra inputs are not permitted" in (told := capsys.readouterr().err)
+    assert "build it again" in told
 
 
 def test_an_artifact_without_curves_is_quoted_by_those_of_its_kind(

@@ -4,12 +4,13 @@ import gguf
 import numpy as np
 import pytest
 
-from coldpress.compiler.llama_cpp.types import BLOCKS, FORMATS
+from coldpress.compiler.llama_cpp.formats import formats
+from coldpress.compiler.llama_cpp.types import BLOCKS
 from coldpress.runtime.plugins import load, names
 from coldpress.runtime.quantization import Format
 from coldpress.runtime.quantization._ranges import RangeFormat
 
-TYPES = {own: name for name, own in FORMATS.items() if name in BLOCKS and own != "fp16"}
+TYPES = {own: name for name, own in formats().items() if name in BLOCKS and own != "fp16"}
 IN_RANGES = tuple(
     name
     for name in names("coldpress.runtime.quantization")

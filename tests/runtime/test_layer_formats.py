@@ -69,7 +69,7 @@ def test_logits_are_those_of_the_values_of_the_codes(tmp_path, families, formats
     built = mixed(tmp_path / "a", layer_formats=formats, **common)
     assert verify_artifact(open_artifact(built.path)) > 0
     session = Session(built.path)
-    values = built.weights | resident_values(session.artifact) | flash_values(session)
+    values = {**built.weights, **resident_values(session.artifact), **flash_values(session)}
     plain = build_artifact(tmp_path / "b", Recipe(format="fp16", method="dense", density=1.0, **common), values)
     found, expected = logits_of(session), logits_of(Session(plain.path))
     errors_T = np.abs(found - expected).max(axis=1) / np.abs(expected).max()

@@ -24,9 +24,9 @@ from coldpress.runtime.artifact.reader import open_artifact
 from coldpress.runtime.plan.bookkeeping import counted_bytes, row_buffer_bytes
 from coldpress.runtime.plan.kv_cache import kv_cache_bytes
 from coldpress.runtime.quantization import Format
+from coldpress.runtime.quantization._mixed import format_at
 from coldpress.schemas.errors import ArtifactError
 from coldpress.schemas.families import (
-    format_at,
     num_units,
     slice_formats,
     slice_length,

@@ -18,7 +18,7 @@ from coldpress.compiler.stages.allocate._rules import AllocationConfig
 from coldpress.runtime.plan.kv_cache import DEFAULT_KV_CACHE
 from coldpress.schemas.base import PositiveCount
 from coldpress.schemas.config import Key
-from coldpress.schemas.families import FormatName
+from coldpress.schemas.families import FormatName, UnitFormat
 from coldpress.schemas.layout import KvCacheFormat
 
 
@@ -45,13 +45,18 @@ class AllocateConfig(
     """Settings that only the choice of `auto` depends on."""
 
     format: Annotated[
-        FormatName,
+        UnitFormat,
         Key(
             plugins="coldpress.runtime.quantization",
+            joint=True,
             auto=True,
             default=f"`auto` with method=auto, else {DEFAULT_FORMAT}",
         ),
-    ] = Field(default=DEFAULT_FORMAT, description="how weights are stored; named to fix bytes and quality")
+    ] = Field(
+        default=DEFAULT_FORMAT,
+        description="how weights are stored; named to fix bytes and quality; several with + between are those of gate, "
+        "up and down, or of up and down, and all else has the one with the fewest bits",
+    )
     dram_budget: Annotated[DramBudget, Key(default="the device's")] = Field(
         description="bytes, 3GB, 1.5GiB, or a share such as 50% of what weights and KV cache take in the build's "
         "formats, plus fixed bookkeeping; several as 1GB,2GB,4GB give one artifact with a plan for each; the largest "

@@ -36,7 +36,7 @@ from coldpress.compiler.steps import Steps
 from coldpress.runtime.quantization._mixed import coarsest
 from coldpress.schemas.curves import Curve, Curves, FormatLoss, Point, Unexplored
 from coldpress.schemas.errors import ColdpressError
-from coldpress.schemas.families import WHOLE_MLP, FamilyName, FormatName, Method
+from coldpress.schemas.families import WHOLE_MLP, FamilyName, FormatName, Method, slice_formats
 
 LOG = logging.getLogger(__name__)
 COARSE_DENSITIES = (0.5, 0.9)
@@ -66,8 +66,7 @@ def completed(config: AllocateConfig, inputs: Inputs, floor: Floor, budgets: Seq
     known = {curve.method for curve in curves.curves} | {entry.method for entry in curves.unexplored}
     options = {name: own_options(name, config.options) for name in candidates(spec, config.options)}
     reasons, every = asked({name: own for name, own in options.items() if name not in known}, spec)
-    is_measured = config.format == AUTO or curves.format_loss(config.format) is not None
-    if not every and is_measured:
+    if not every and not _unmeasured(config, curves):
         return _with_reasons(curves, reasons)
     if inputs.corpus is None:
         raise ColdpressError("method=auto measures selectors on text, and no corpus was given; give --corpus")
@@ -89,6 +88,12 @@ def completed(config: AllocateConfig, inputs: Inputs, floor: Floor, budgets: Seq
         return _with_reasons(rest.curves, reasons | {along.method: why for along in every})
     finally:
         rest.clean()
+
+
+def _unmeasured(config: AllocateConfig, curves: Curves) -> list[FormatName]:
+    """Returns the formats that the user named and `explore` left out."""
+    named = () if config.format == AUTO else dict.fromkeys(slice_formats(config.format))
+    return [name for name in named if curves.format_loss(name) is None]
 
 
 class _Rest:
@@ -114,10 +119,9 @@ class _Rest:
 
     def fitting(self, budgets: Sequence[int | str]) -> list[Searched]:
         """Searches without any selector, after measuring again each format whose quality few tokens leave open."""
-        most, named = self._floor.max_ppl_ratio, self._config.format
-        if named != AUTO and self.curves.format_loss(named) is None:
-            self._steps.expect(1)
-            self._add(formats=(self._few.format(named),))
+        most, unmeasured = self._floor.max_ppl_ratio, _unmeasured(self._config, self.curves)
+        self._steps.expect(len(unmeasured))
+        self._add(formats=tuple(map(self._few.format, unmeasured)))
         self._again("formats", lambda loss: _is_open(loss, most), self._blocks)
         left = [most / max(1.0, loss.ppl_ratio) for loss in self.curves.formats if loss.ppl_ratio <= most]
         self._again("heads", lambda loss: any(_is_open(loss, room) for room in left), self._tokens)

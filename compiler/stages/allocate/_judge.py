@@ -28,7 +28,7 @@ from coldpress.runtime.quantization._mixed import coarsest, in_words
 from coldpress.runtime.sparsity import Selector
 from coldpress.schemas.base import Options
 from coldpress.schemas.errors import ColdpressError
-from coldpress.schemas.families import FormatName, Formats, Method, head_of
+from coldpress.schemas.families import Formats, Method, UnitFormat, by_layer, head_of
 from coldpress.schemas.layout import KvCacheFormat
 from coldpress.schemas.memory import OverBudgetError
 from coldpress.schemas.sparsity import SearchedRouting, Sparsity
@@ -61,7 +61,8 @@ class BudgetJudge:
     @property
     def space(self) -> Space:
         config, model = self._config, self._inputs.model
-        formats = self._floor.formats(self.formats)
+        num_layers = model.spec.num_hidden_layers
+        formats = tuple(by_layer(name, num_layers) for name in self._floor.formats(self.formats))
         return Space(
             methods=candidates(model.spec, config.options),
             formats=formats,
@@ -83,7 +84,7 @@ class BudgetJudge:
         return [one for one in found if head_of(one) is not None]
 
     @property
-    def formats(self) -> tuple[FormatName, ...]:
+    def formats(self) -> tuple[UnitFormat, ...]:
         """The formats that are compared: those whose loss was measured, or the one that the user named."""
         named, measured = self._config.format, tuple(sorted(loss.format for loss in self._floor.curves.formats))
         return measured if named == AUTO and measured else compared_formats(named, self._inputs.model.spec)

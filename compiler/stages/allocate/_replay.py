@@ -31,6 +31,7 @@ from coldpress.compiler.stages.allocate._rules import Inputs
 from coldpress.runtime.cache import CachePolicy
 from coldpress.runtime.plan.budget import Claim, units_with_room
 from coldpress.runtime.plugins import load, load_class, options_of
+from coldpress.runtime.quantization._mixed import format_at
 from coldpress.runtime.routers import router_of
 from coldpress.runtime.routing import PACKAGE, Routing
 from coldpress.runtime.simulate import Choose, by_signals
@@ -42,7 +43,6 @@ from coldpress.schemas.families import (
     FamilyName,
     FormatName,
     activity_of,
-    format_at,
     num_experts,
     num_units,
     slice_formats,

@@ -86,7 +86,7 @@ def needs(build: "Build") -> StageNeeds:
     if model.spec.tie_word_embeddings:
         shapes.pop("lm_head.weight", None)
     options = options_of(target, settings.get("options", {}))
-    disk_bytes = target.disk_bytes(shapes, build.format, options) + build.OVERHEAD_BYTES
+    disk_bytes = target.disk_bytes(shapes, build.widest_format, options) + build.OVERHEAD_BYTES
     held = 3 * 4 * max(prod(source.shape) for source in model.tensors.values())
     seconds = build.PYTHON_S + 2 * build.transfer_s(disk_bytes)
     return StageNeeds(

@@ -10,7 +10,7 @@ import gguf
 import numpy as np
 
 from coldpress.compiler.llama_cpp.architectures import Architecture
-from coldpress.compiler.llama_cpp.types import FORMATS
+from coldpress.compiler.llama_cpp.formats import formats
 from coldpress.compiler.stages.export import _gguf_vocabulary, _llama_cpp
 from coldpress.compiler.stages.export._gguf_options import Options, fits, own_type
 from coldpress.compiler.stages.export._stored import StoredModel, StoredTensor
@@ -42,7 +42,7 @@ class Planned:
     def copied(self) -> bool:
         return (
             self.stored.format is not None
-            and self.stored.format == FORMATS.get(self.type)
+            and self.stored.format == formats().get(self.type)
             and not self.stored.by_column
         )
 
@@ -124,7 +124,7 @@ def _declare(writer: gguf.GGUFWriter, tensor: Planned) -> None:
         dtype = np.dtype(np.float32 if tensor.type == "F32" else np.float16)
         writer.add_tensor_info(tensor.name, shape, dtype, prod(shape) * dtype.itemsize)
         return
-    row_bytes = plugins.load("coldpress.runtime.quantization", Format, FORMATS[tensor.type]).nbytes(shape[-1])
+    row_bytes = plugins.load("coldpress.runtime.quantization", Format, formats()[tensor.type]).nbytes(shape[-1])
     kind = gguf.GGMLQuantizationType[tensor.type]
     coded = (*shape[:-1], row_bytes)
     writer.add_tensor_info(tensor.name, coded, np.dtype(np.uint8), prod(coded), kind)
@@ -145,6 +145,6 @@ def _encoded(model: StoredModel, tensor: Planned, role: str) -> np.ndarray:
     values = _llama_cpp.neighbours(model.values(role), tensor.rotated_heads)
     if tensor.type == "F32":
         return np.ascontiguousarray(_llama_cpp.norm_weights(model.spec, role, values), "<f4")
-    return plugins.load("coldpress.runtime.quantization", Format, FORMATS[tensor.type]).encode(
+    return plugins.load("coldpress.runtime.quantization", Format, formats()[tensor.type]).encode(
         np.ascontiguousarray(values)
     )

@@ -4,7 +4,8 @@ from typing import Literal
 
 from pydantic import Field
 
-from coldpress.compiler.llama_cpp.types import BLOCKS, FORMATS
+from coldpress.compiler.llama_cpp.formats import formats
+from coldpress.compiler.llama_cpp.types import BLOCKS
 from coldpress.schemas.base import Record
 from coldpress.schemas.errors import ColdpressError
 
@@ -20,12 +21,12 @@ def own_type(role: str, format_name: str) -> str:
     Raises:
         ColdpressError: if GGUF has no such type.
     """
-    for name, known in FORMATS.items():
+    for name, known in formats().items():
         if known == format_name:
             return name
     raise ColdpressError(
         f"{role} is stored as {format_name}, which GGUF has no type for, expected one of "
-        f"{', '.join(FORMATS.values())}; give gguf_type=F16, Q8_0 or Q4_0 to have it rounded again"
+        f"{', '.join(formats().values())}; give gguf_type=F16, Q8_0 or Q4_0 to have it rounded again"
     )
 
 

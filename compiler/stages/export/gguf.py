@@ -13,7 +13,7 @@ from math import prod
 from pathlib import Path
 
 from coldpress.compiler.cost_model import slice_bytes, stored_format
-from coldpress.compiler.llama_cpp.types import FORMATS
+from coldpress.compiler.llama_cpp.formats import formats
 from coldpress.compiler.stages.export._gguf_options import Options, fits, own_type
 from coldpress.compiler.stages.export._stored import StoredModel
 from coldpress.compiler.stages.export._target import Target
@@ -51,6 +51,6 @@ class Plugin(Target[Options]):
                 total += 4 * prod(shape)
             else:
                 kind = own_type(role, kept) if options.gguf_type == "stored" else options.gguf_type
-                chosen = FORMATS[kind] if fits(kind, shape[-1]) else "fp16"
+                chosen = formats()[kind] if fits(kind, shape[-1]) else "fp16"
                 total += prod(shape[:-1]) * slice_bytes(shape[-1], chosen)
         return total

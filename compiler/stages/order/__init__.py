@@ -30,12 +30,13 @@ from coldpress.compiler.stages.order import structural
 from coldpress.compiler.stages.order._task import Activity, Arranged, Demand, Heuristic, Task
 from coldpress.runtime.plan.budget import Claim, cache_slots
 from coldpress.runtime.plugins import load
+from coldpress.runtime.quantization._mixed import format_at
 from coldpress.schemas.activations import Activations, FamilyStatistics
 from coldpress.schemas.base import PositiveCount
 from coldpress.schemas.config import Key
 from coldpress.schemas.device import DeviceProfile
 from coldpress.schemas.errors import ColdpressError
-from coldpress.schemas.families import FamilyName, format_at, num_experts, num_units, unit_keys, used_share
+from coldpress.schemas.families import FamilyName, num_experts, num_units, unit_keys, used_share
 from coldpress.schemas.model import Model
 from coldpress.schemas.order import FamilyOrder, GapCost, Order
 from coldpress.schemas.placement import Placement

@@ -51,10 +51,11 @@ from coldpress.compiler.stages.place._share import (
 )
 from coldpress.runtime.cache import CachePolicy
 from coldpress.runtime.plugins import load_class
+from coldpress.runtime.quantization._mixed import format_at
 from coldpress.schemas.activations import Activations
 from coldpress.schemas.base import PositiveCount
 from coldpress.schemas.device import DeviceProfile
-from coldpress.schemas.families import FamilyName, format_at, num_units, unit_keys, used_share
+from coldpress.schemas.families import FamilyName, num_units, unit_keys, used_share
 from coldpress.schemas.model import Model, ModelSpec
 from coldpress.schemas.placement import LayerPlacement, PinnedShare, Placement
 from coldpress.schemas.preflight import StageNeeds

@@ -33,7 +33,7 @@ from coldpress.runtime.quantization._mixed import coarsest
 from coldpress.schemas.base import Options
 from coldpress.schemas.device import flash_seconds
 from coldpress.schemas.errors import DoesNotFitError
-from coldpress.schemas.families import FamilyName, FormatName, Formats, HeadFormat, unit_keys, with_head
+from coldpress.schemas.families import FamilyName, FormatName, Formats, HeadFormat, of_layers, unit_keys, with_head
 
 LEAST_CONTEXT = 256
 """Shortest context that is proposed."""
@@ -91,7 +91,7 @@ def _tensors(
     build: Build, method: str, families: tuple[FamilyName, ...], formats: Formats, num_plans: int
 ) -> dict[str, int]:
     model, page_bytes, name = build.model, build.page_bytes, coarsest(formats)
-    sections = make_sections(model.spec, families, name, build.layers_per_group)
+    sections = make_sections(model.spec, families, of_layers(formats), build.layers_per_group)
     tensors = resident_tensors(model, families, formats)
     sizes = {one.role: tensor_bytes(one.role, one.shape, formats) for one in tensors}
     head = sum(size for role, size in sizes.items() if not role.startswith("layers."))
@@ -99,7 +99,7 @@ def _tensors(
         "head and what else is outside of layers": head,
         "tensors of layers": sum(sizes.values()) - head,
         "bookkeeping": bookkeeping_bytes(model.spec, sections, name, method, build.caches, page_bytes, num_plans),
-        "read buffer": read_buffer_bytes(model.spec, name, families, 0, page_bytes),
+        "read buffer": read_buffer_bytes(model.spec, formats, families, 0, page_bytes),
     }
 
 

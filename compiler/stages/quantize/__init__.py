@@ -22,8 +22,9 @@ from coldpress.compiler.rounding._weights import Algorithm
 from coldpress.compiler.shared_settings import AlgorithmSetting
 from coldpress.compiler.stages.quantize._units import encode_resident, encode_units
 from coldpress.runtime.plugins import load
+from coldpress.runtime.quantization._mixed import format_at
 from coldpress.schemas.errors import ColdpressError
-from coldpress.schemas.families import format_at, layers_of
+from coldpress.schemas.families import layers_of
 from coldpress.schemas.gram import GramMatrices, measured_roles
 from coldpress.schemas.importance import Importance
 from coldpress.schemas.model import Model
