@@ -12,6 +12,7 @@ from coldpress.runtime import _native
 from coldpress.runtime.kernels import attention, gemv, matmul, rows
 from coldpress.runtime.kernels.activations import ACTIVATIONS
 from tests.support import reference_kernels
+from tests.support.block_formats import BLOCK_FORMATS, block_codes
 from tests.support.kernels import (
     FORMATS,
     OFFSET,
@@ -64,6 +65,13 @@ def test_each_of_several_vectors_has_the_bits_that_it_has_alone(rng, cpu, fmt, l
 def test_decoding_is_exact(rng, fmt, length):
     matrix = unit_store(rng, fmt, length)[:, OFFSET:]
     assert np.array_equal(matmul.decode_rows(matrix, length, fmt), decode(matrix, fmt, length))
+
+
+@pytest.mark.parametrize("fmt", BLOCK_FORMATS)
+def test_decoding_of_large_values_rounds_once(rng, fmt):
+    """Where a scale times a code and the minimum have more bits together than float32."""
+    codes = block_codes(rng, fmt, SLOTS, 4096, peak=1024)
+    assert np.array_equal(matmul.decode_rows(codes, 4096, fmt), decode(codes, fmt, 4096))
 
 
 def test_every_float16_is_decoded_exactly():

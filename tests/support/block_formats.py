@@ -30,18 +30,18 @@ def block_bytes(fmt: str, length: int) -> int:
     return -(-length // values) * size
 
 
-def block_codes(rng: np.random.Generator, fmt: str, count: int, length: int) -> np.ndarray:
-    """Returns rows of blocks whose codes and small numbers take every value, uint8 [count, bytes]; magnitudes are
-    at most 1."""
+def block_codes(rng: np.random.Generator, fmt: str, count: int, length: int, peak: float = 1.0) -> np.ndarray:
+    """Returns rows of blocks whose codes and small numbers take every value, uint8 [count, bytes]; `peak` is a block's
+    largest magnitude, and its minimum is up to 256 times as large as its scale, or as small."""
     codes = rng.integers(0, 256, (count, block_bytes(fmt, length)), np.uint8)
     blocks = codes.reshape(-1, block_of(fmt)[1])
     for at in HALVES[fmt]:
-        found = rng.uniform(0.5, 1, len(blocks)) * rng.choice((-1, 1), len(blocks))
+        found = rng.choice((-1, 1), len(blocks)) * 2.0 ** rng.uniform(-8, 0, len(blocks))
         blocks[:, at : at + 2] = found.astype(np.float16)[:, None].view(np.uint8)
     largest = np.abs(block_values(blocks, fmt, block_of(fmt)[0])).max(axis=1)
     for at in HALVES[fmt]:
         halves = np.ascontiguousarray(blocks[:, at : at + 2]).view(np.float16)[:, 0]
-        blocks[:, at : at + 2] = (halves / largest).astype(np.float16)[:, None].view(np.uint8)
+        blocks[:, at : at + 2] = (halves * (peak / largest)).astype(np.float16)[:, None].view(np.uint8)
     return codes
 
 

@@ -105,23 +105,29 @@ struct Unit<F, 16> {
     }
 
    private:
-    // vpermps uses only the low four bits of each lane; codes of two bits have a table that repeats.
+    // Lookups use only the low four bits of each lane, or five with two tables; a table of fewer codes repeats.
     V looked_up(int part, int v, V scale, V minimum) const {
-        V counted = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-        if constexpr (kHas.low_bits == 2) counted = _mm512_setr_ps(0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3);
-        if constexpr (F == Format::iq4_nl)
-            counted = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(Own::load16(kLevels)));
-        counted = _mm512_sub_ps(counted, _mm512_set1_ps(kHas.zero));
-        V table = _mm512_mul_ps(counted, scale);
-        if constexpr (kHasMinima<F>)
-            table = start_factor(F, 0) > 0.0f ? _mm512_fmadd_ps(counted, scale, minimum)
-                                              : _mm512_fmsub_ps(counted, scale, minimum);
+        constexpr int kBits = kHas.low_bits + kHas.high_bits;
         const Field low = kHas.values == kBlock ? Field{part * kHas.bytes - 16 * v, 4 * v} : low_field(F, part);
         const __m512i bytes = _mm512_cvtepu8_epi32(Own::load16(piece + kHas.low_at + low.at + 16 * v));
-        const V found = _mm512_permutexvar_ps(_mm512_srli_epi32(bytes, low.shift), table);
-        if constexpr (kHas.high_bits == 0) return found;
-        const V more = _mm512_mul_ps(scale, _mm512_set1_ps(1 << kHas.low_bits));
-        return _mm512_mask_add_ps(found, high_bits(part, v), found, more);
+        __m512i codes = _mm512_srli_epi32(bytes, low.shift);
+        if constexpr (kHas.high_bits == 1) {
+            codes = _mm512_and_si512(codes, _mm512_set1_epi32((1 << kHas.low_bits) - 1));
+            codes = _mm512_mask_or_epi32(codes, high_bits(part, v), codes, _mm512_set1_epi32(1 << kHas.low_bits));
+        }
+        const __m512i counted = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+        __m512i levels = _mm512_and_si512(counted, _mm512_set1_epi32((1 << kBits) - 1));
+        if constexpr (F == Format::iq4_nl) levels = _mm512_cvtepi8_epi32(Own::load16(kLevels));
+        const V table = values_of(levels, scale, minimum);
+        if constexpr (kBits < 5) return _mm512_permutexvar_ps(codes, table);
+        const V upper = values_of(_mm512_add_epi32(levels, _mm512_set1_epi32(16)), scale, minimum);
+        return _mm512_permutex2var_ps(table, codes, upper);
+    }
+    static V values_of(__m512i levels, V scale, V minimum) {
+        const V numbers = _mm512_cvtepi32_ps(_mm512_sub_epi32(levels, _mm512_set1_epi32(kHas.zero)));
+        if constexpr (!kHasMinima<F>) return _mm512_mul_ps(numbers, scale);
+        return start_factor(F, 0) > 0.0f ? _mm512_fmadd_ps(numbers, scale, minimum)
+                                         : _mm512_fmsub_ps(numbers, scale, minimum);
     }
     __mmask16 high_bits(int part, int v) const {
         if constexpr (kHas.values == kBlock) {
