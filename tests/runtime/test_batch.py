@@ -11,11 +11,10 @@ from coldpress.runtime.generate.batch import Prompt, Room, generate_batch, gener
 from coldpress.runtime.generate.prefixes import Prefixes
 from coldpress.runtime.generate.sampling import Sampling
 from coldpress.runtime.generate.session import Session
-from coldpress.runtime.plugins import names
 from coldpress.runtime.simulate import simulate
 from coldpress.runtime.trace import FETCH, Recorder
 from coldpress.schemas.errors import ColdpressError, DoesNotFitError
-from tests.runtime.test_decode_many import ALL_IN_DRAM, recipe_of
+from tests.runtime.test_decode_many import ALL_IN_DRAM, FORMATS, recipe_of
 from tests.support.artifacts import build_artifact
 
 PROMPTS = [[3, 14], [15, 92, 65, 35], [89], [79, 32, 38]]
@@ -43,7 +42,7 @@ def ids_of(batch):
 @pytest.mark.parametrize(
     ("method", "quantization"),
     [
-        *(("topk", quantization) for quantization in names("coldpress.runtime.quantization")),
+        *(("topk", quantization) for quantization in FORMATS),
         ("dense", "int4_group32"),
         ("predictor", "int4_group32"),
     ],

@@ -15,6 +15,7 @@ from coldpress.runtime.sparsity import Selector
 from coldpress.runtime.trace import FETCH, Recorder
 from coldpress.schemas.errors import ColdpressError, DoesNotFitError
 from tests.support.artifacts import Recipe, build_artifact, small_spec
+from tests.support.kernels import formats_of
 from tests.support.methods import pairs
 
 TOKENS = np.array([3, 14, 15, 92, 65, 35, 89, 79, 32, 38, 46, 26])
@@ -22,7 +23,7 @@ NUM_PREFILLED = 4
 METHODS = plugins.names("coldpress.runtime.sparsity")
 BLIND = [name for name in METHODS if not plugins.load("coldpress.runtime.sparsity", Selector, name).SEES_RESIDENCY]
 SEEING = [name for name in METHODS if name not in BLIND]
-FORMATS = plugins.names("coldpress.runtime.quantization")
+FORMATS = formats_of(small_spec().hidden_size)
 ALL_IN_DRAM = {"pinned_share": 1.0, "slots_share": 0.0}
 
 

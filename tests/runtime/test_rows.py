@@ -28,7 +28,7 @@ PROMPT = [3, 14, 15, 926, 535, 14]
 NEW = 8
 
 
-@pytest.fixture(scope="module", params=["fp16", "int4_group32"])
+@pytest.fixture(scope="module", params=["fp16", "int4_group32", "q4_1"])
 def pair(request, tmp_path_factory):
     """The same weights, with token embeddings in DRAM and on flash."""
     folder, recipe = tmp_path_factory.mktemp("rows"), Recipe(spec=SPEC, format=request.param)

@@ -27,6 +27,7 @@ from coldpress.runtime.sparsity import (
 from coldpress.runtime.sparsity._magnitudes import threshold as level_of
 from coldpress.schemas.errors import ColdpressError
 from tests.support.artifacts import small_spec
+from tests.support.kernels import formats_of
 from tests.support.methods import counted, fit, nothing_cached
 
 NONE = nothing_cached(0)
@@ -85,7 +86,7 @@ def test_topk_is_a_stable_sort(signal, data):
     np.testing.assert_array_equal(topk.Plugin().select(signal, {"num_selected": [k]}, NONE), expected)
 
 
-@pytest.fixture(params=plugins.names("coldpress.runtime.quantization"))
+@pytest.fixture(params=formats_of(40))
 def network(request):
     """Codes of fc1 [16, 40] and fc2 [200, 16]: in groups of 32 neither fills its last one."""
     random, plugin = np.random.default_rng(3), plugins.load("coldpress.runtime.quantization", Format, request.param)

@@ -13,6 +13,12 @@ FORMATS = sorted({*names("coldpress.runtime.quantization"), *BLOCK_FORMATS})
 """Formats that have kernels."""
 
 
+def formats_of(length: int) -> list[str]:
+    """Returns the formats in which a slice may have this length."""
+    found = {name: load("coldpress.runtime.quantization", Format, name) for name in FORMATS}
+    return [name for name, plugin in found.items() if length % plugin.MULTIPLE == 0]
+
+
 def cases(lengths: Iterable[int], formats: Iterable[str] = FORMATS) -> list[tuple[str, int]]:
     """Pairs each format with each length, rounded up to whole blocks where a block has more than 32 values."""
     return [(fmt, length) for fmt in formats for length in sorted({whole(fmt, length) for length in lengths})]
