@@ -146,7 +146,8 @@ def logit_limit(config: PublishConfig, manifest: Manifest) -> float | Off:
     """Returns the user's limit, else the widest rounding error that the formats of units and head allow."""
     if config.max_logit_error is not None:
         return config.max_logit_error
-    units = {entry.format for entry in manifest.families} | {*manifest.unit_formats.values()}
+    units = {entry.format for entry in manifest.families}
+    units |= {section.format for section in manifest.flash.sections if section.format}
     formats = {name for unit in units for name in slice_formats(unit)}
     formats |= {manifest.head.format} if manifest.head else set()
     return max(plugins.load("coldpress.runtime.quantization", Format, name).MAX_LOGIT_ERROR for name in formats)

@@ -267,6 +267,11 @@ def test_the_widest_format_says_what_rounding_may_cost(build):
         mixed = manifest.model_copy(update={"families": families})
         assert logit_limit(config_of(build.folder), mixed) == limits["int4_group32"]
         assert logit_limit(config_of(build.folder, max_logit_error=0.25), mixed) == 0.25
+    joint = manifest.flash.sections[0].model_copy(update={"format": "fp16+int4_group32"})
+    flash = manifest.flash.model_copy(update={"sections": (joint,)})
+    finer = family.model_copy(update={"format": "fp16"})
+    mixed = manifest.model_copy(update={"families": (finer,), "flash": flash})
+    assert logit_limit(config_of(build.folder), mixed) == limits["int4_group32"]
 
 
 def test_every_format_says_what_rounding_may_cost():
