@@ -21,7 +21,6 @@ import torch
 
 from benchmarks.harness import Benchmark, Cell, Row, Spread, gain, interleaved, main, option, spread
 from benchmarks.shared.ggml import GgmlProduct
-from coldpress.compiler.llama_cpp.types import FORMATS as LLAMA_FORMATS
 from coldpress.compiler.llama_cpp.types import NAMES
 from coldpress.runtime import _native
 from coldpress.runtime.kernels import gemv, mlp, rows
@@ -38,7 +37,10 @@ SLICE_BYTES = load("coldpress.runtime.quantization", Format, FORMAT).nbytes(LENG
 FUSED_ROLES = 3
 TOKENS = 5
 """A pass with four drafts."""
-GGML_TYPES = {LLAMA_FORMATS[name]: number for number, name in NAMES.items() if name in LLAMA_FORMATS and name != "F16"}
+GGUF_TYPES = {
+    name: load("coldpress.runtime.quantization", Format, name).GGUF_TYPE for name in FORMATS if name != "fp16"
+}
+GGML_TYPES = {name: number for name, kind in GGUF_TYPES.items() for number, own in NAMES.items() if own == kind}
 """Our formats that llama.cpp has, too, with its numbers."""
 READ, LLAMA, TORCH, GATHERED = "read", "llama", "torch whole", "torch gathered"
 Call = Callable[[], object]
