@@ -37,10 +37,10 @@ SLICE_BYTES = load("coldpress.runtime.quantization", Format, FORMAT).nbytes(LENG
 FUSED_ROLES = 3
 TOKENS = 5
 """A pass with four drafts."""
-GGUF_TYPES = {
-    name: load("coldpress.runtime.quantization", Format, name).GGUF_TYPE for name in FORMATS if name != "fp16"
+GGUF_TYPES = {name: load("coldpress.runtime.quantization", Format, name).GGUF_TYPE for name in FORMATS}
+GGML_TYPES = {
+    name: number for name, own in GGUF_TYPES.items() for number, kind in NAMES.items() if own == kind and name != "fp16"
 }
-GGML_TYPES = {name: number for name, kind in GGUF_TYPES.items() for number, own in NAMES.items() if own == kind}
 """Our formats that llama.cpp has, too, with its numbers."""
 READ, LLAMA, TORCH, GATHERED = "read", "llama", "torch whole", "torch gathered"
 Call = Callable[[], object]
