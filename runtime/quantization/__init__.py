@@ -22,6 +22,8 @@ class Format(PluginBase):
     """Norm of a tensor's rounding error, as a share of the tensor's norm, above which `quantize` warns."""
     MULTIPLE: ClassVar[int] = 1
     """A slice's number of values is a multiple of this."""
+    IS_FINAL: ClassVar[bool] = True
+    """True if values that were decoded are encoded as they were: no range is searched anew."""
     GGUF_TYPE: ClassVar[str | None] = None
     """The type of GGUF that has the same values and layout; None: there is none."""
     IS_COMPARED: ClassVar[bool] = False

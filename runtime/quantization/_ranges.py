@@ -30,6 +30,7 @@ class Ranges:
 class RangeFormat(Format):
     """Blocks of numbers from 0 to HIGHEST. A subclass defines the layout of a block and what its header can say."""
 
+    IS_FINAL = False
     BLOCK: ClassVar[int]
     """Values of a block."""
     GROUP: ClassVar[int] = 32

@@ -13,7 +13,19 @@ import pytest
 from coldpress.compiler.activity.forward import choose_dtype
 from coldpress.compiler.checkpoint import gguf_config, gguf_files, gguf_tokenizer
 from coldpress.compiler.checkpoint.source_config import checked_config
-from coldpress.compiler.checkpoint.tensors import read_role, read_rows, read_stored, rotary_inv_freq, stored_dtype
+from coldpress.compiler.checkpoint.tensors import (
+    codes_type,
+    read_codes,
+    read_role,
+    read_rows,
+    read_stored,
+    rotary_inv_freq,
+    stored_dtype,
+)
+from coldpress.compiler.llama_cpp.formats import formats
+from coldpress.compiler.rounding import rtn
+from coldpress.compiler.rounding._matrix import choose_codes
+from coldpress.compiler.rounding._weights import weights_of
 from coldpress.schemas.errors import CheckpointError
 from tests.support.checkpoints import refusal, run
 from tests.support.gguf_cases import WITH_MORE, exported, rewritten
@@ -188,6 +200,14 @@ def test_every_type_is_decoded_as_the_package_gguf_does(tmp_path, kind, model_ty
             values = expected["blk.0.ffn_down_exps.weight"][expert]
             np.testing.assert_array_equal(read_role(found, f"layers.0.experts.{expert}.down_proj.weight"), values)
     np.testing.assert_array_equal(read_role(found, "embed_tokens.weight"), expected["token_embd.weight"])
+    kept = [role for role in found.tensors if role.endswith("_proj.weight") and codes_type(found, role) in formats()]
+    assert bool(kept) == (kind in formats() and kind != "F16")
+    for role in kept:  # a build keeps these codes
+        rows = read_codes(found, role)
+        values = gguf.quants.dequantize(rows, gguf.GGMLQuantizationType[kind])
+        np.testing.assert_array_equal(values, read_role(found, role))
+        chosen = choose_codes(rtn.Plugin(), weights_of(found, role, "row"), role, formats()[kind])
+        np.testing.assert_array_equal(chosen, rows)
     monkeypatch.setattr("torch.cpu.get_capabilities", lambda: {"avx512_bf16": True})
     few_digits = kind not in ("F32", "F16") and model_type == "llama"  # Mixtral's routers are in float32
     assert choose_dtype(found, "cpu") == ("bfloat16" if few_digits else "float32")

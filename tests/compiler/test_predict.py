@@ -9,6 +9,7 @@ import torch
 
 from coldpress.compiler.activity.predictor_network import Weights
 from coldpress.compiler.io import load_arrays, save_arrays
+from coldpress.compiler.stages.allocate import AllocateConfig
 from coldpress.compiler.stages.predict import PredictConfig, ladder_ranks, run
 from coldpress.compiler.stages.predict import training as training
 from coldpress.runtime.plugins import load, names
@@ -24,6 +25,12 @@ from tests.support.statistics import activations_of, model_of, pack, sparsity_of
 
 LAYERS, HIDDEN, UNITS, TOKENS = 3, 32, 96, 1200
 STEPS = 60
+
+FINAL = [
+    name
+    for name in names("coldpress.runtime.quantization")
+    if load("coldpress.runtime.quantization", Format, name).IS_FINAL
+]
 
 
 class Setting:
@@ -157,7 +164,7 @@ def test_skewed_layers_begin_with_smaller_predictors(setting: Setting) -> None:
     assert training.skewness(whole) == 1
 
 
-@pytest.mark.parametrize("format_name", names("coldpress.runtime.quantization"))
+@pytest.mark.parametrize("format_name", FINAL)
 def test_the_runtime_s_selector_agrees(setting: Setting, format_name: FormatName) -> None:
     """The figures of the record are those of the stored codes with the stored threshold, token by token."""
     (ladder,) = setting.run(f"as-{format_name}", 1, format_name=format_name).layers
@@ -181,7 +188,7 @@ def test_the_runtime_s_selector_agrees(setting: Setting, format_name: FormatName
     assert (predicted & active).sum() / active.sum() == pytest.approx(found.recall, abs=0.01)
 
 
-@pytest.mark.parametrize("format_name", names("coldpress.runtime.quantization"))
+@pytest.mark.parametrize("format_name", FINAL)
 def test_rounding_is_final(format_name: FormatName) -> None:
     """Weights that were chosen as they are stored are stored as they were chosen."""
     generator = torch.Generator().manual_seed(3)
@@ -367,3 +374,10 @@ def test_batches_follow_the_seed():
     assert drawn(1) != drawn(2)
     for batches in (drawn(1)[:3], drawn(1)[3:]):
         assert sorted(token for batch in batches for token in batch) == list(range(30))
+
+
+def test_a_format_that_is_searched_anew_is_refused() -> None:
+    assert "int8_group32" in FINAL
+    assert "q4_1" not in FINAL
+    with pytest.raises(ValueError, match="predictor_format=q4_k is searched anew"):
+        AllocateConfig(predictor_format="q4_k")

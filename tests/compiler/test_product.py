@@ -14,10 +14,11 @@ from coldpress.runtime.sparsity import Selector
 from coldpress.schemas.corpus import Corpus
 from coldpress.schemas.package import Package
 from coldpress.schemas.predictors import Predictors
+from tests.support.kernels import formats_of
 from tests.support.models import MIXTURES, MODEL_TYPES
 from tests.support.product import Case, Source, compiled, difference, has_attention, has_zeros_for, source_of
 
-METHODS, FORMATS = plugins.names("coldpress.runtime.sparsity"), plugins.names("coldpress.runtime.quantization")
+METHODS, FORMATS = plugins.names("coldpress.runtime.sparsity"), formats_of(32)
 ONE_MLP = [name for name in MODEL_TYPES if name not in MIXTURES]
 CASES = [
     Case(ONE_MLP[number % len(ONE_MLP)], method, FORMATS[number % len(FORMATS)])

@@ -4,11 +4,14 @@ import gguf
 import numpy as np
 import pytest
 
+from coldpress.compiler.candidates import check_format, compared_formats
 from coldpress.compiler.llama_cpp.formats import formats
 from coldpress.compiler.llama_cpp.types import BLOCKS
 from coldpress.runtime.plugins import load, names
 from coldpress.runtime.quantization import Format
 from coldpress.runtime.quantization._ranges import RangeFormat
+from coldpress.schemas.errors import ColdpressError
+from tests.support.shapes import small_spec
 
 TYPES = {own: name for name, own in formats().items() if name in BLOCKS and own != "fp16"}
 IN_RANGES = tuple(
@@ -26,6 +29,17 @@ def weights(count: int, length: int, seed: int = 0) -> np.ndarray:
 def test_every_type_of_gguf_that_a_build_reads_in_blocks_of_its_own_has_a_format():
     assert set(TYPES) >= {"q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "q4_1", "q5_0", "q5_1", "iq4_nl", "int8_group32"}
     assert set(IN_RANGES) == {"q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "q4_1", "q5_1"}
+
+
+def test_k_formats_are_compared_where_they_fit_and_refused_where_they_do_not():
+    fits = small_spec(hidden_size=256, intermediate_size=512, head_dim=64, num_attention_heads=4, num_key_value_heads=4)
+    assert compared_formats("auto", fits) == ("fp16", "int8_group32", "q3_k", "q4_k", "q5_k", "q6_k")
+    check_format("q4_k", fits)
+    narrow = small_spec(hidden_size=96)
+    assert compared_formats("auto", narrow) == ("fp16", "int3_group32", "int4_group32", "int8_group32", "q4_1", "q5_1")
+    assert compared_formats("q5_0", narrow) == ("q5_0",)
+    with pytest.raises(ColdpressError, match=r"format=q4_k stores 256 values in a block, and [a-z]+_proj has"):
+        check_format("q4_1+q4_1+q4_k", narrow)
 
 
 @pytest.mark.parametrize("name", list(TYPES))

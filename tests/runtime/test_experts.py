@@ -117,7 +117,7 @@ def test_a_layer_gives_what_its_experts_give_weighed(mixture):
     for key in mlp.requests:
         work.signal(key)
         for ids, codes in session.store.stream(key):
-            work.add(key, StreamedBlock(ids, codes, decoder._units[key[1]]))
+            work.add(key, StreamedBlock(ids, codes, decoder._units[key]))
     found = work.result()
     weights = {role: values.astype(np.float64) for role, values in mixture.weights.items()}
     expected = np.zeros((5, spec.hidden_size))

@@ -2,7 +2,7 @@
 
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from coldpress.compiler.candidates import AUTO, DEFAULT_FORMAT
 from coldpress.compiler.cost_model import DramBudget
@@ -15,7 +15,10 @@ from coldpress.compiler.shared_settings import (
     RoutingLimitSetting,
 )
 from coldpress.compiler.stages.allocate._rules import AllocationConfig
+from coldpress.runtime import plugins
 from coldpress.runtime.plan.kv_cache import DEFAULT_KV_CACHE
+from coldpress.runtime.plugins import load
+from coldpress.runtime.quantization import Format
 from coldpress.schemas.base import PositiveCount
 from coldpress.schemas.config import Key
 from coldpress.schemas.families import FormatName, UnitFormat
@@ -94,6 +97,18 @@ class AllocateConfig(
         description="consecutive layers whose units lie together on flash; several to read across layers, as "
         "ActiveFlow does",
     )
+
+    @field_validator("predictor_format")
+    @classmethod
+    def _final(cls, value: FormatName) -> FormatName:
+        package = "coldpress.runtime.quantization"
+        if not load(package, Format, value).IS_FINAL:
+            known = [name for name in plugins.names(package) if load(package, Format, name).IS_FINAL]
+            raise ValueError(
+                f"predictor_format={value} is searched anew each time weights are stored, so that a trained predictor "
+                f"would change; use {' or '.join(known)}"
+            )
+        return value
 
     @property
     def kv_cache_format(self) -> KvCacheFormat:

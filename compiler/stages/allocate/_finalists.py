@@ -91,8 +91,8 @@ def completed(config: AllocateConfig, inputs: Inputs, floor: Floor, budgets: Seq
 
 
 def _unmeasured(config: AllocateConfig, curves: Curves) -> list[FormatName]:
-    """Returns the formats that the user named and `explore` left out."""
-    named = () if config.format == AUTO else dict.fromkeys(slice_formats(config.format))
+    """Returns the formats that the user named and `explore` left out; none where no format's loss is known."""
+    named = () if config.format == AUTO or not curves.formats else dict.fromkeys(slice_formats(config.format))
     return [name for name in named if curves.format_loss(name) is None]
 
 

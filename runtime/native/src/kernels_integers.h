@@ -37,26 +37,26 @@ inline void dot_rounded_rows(const uint8_t* const* rows, int64_t blocks, const R
 // Minima are multiplied by the sums of x, so that codes need no subtraction.
 template <Format F, int P, int R>
 inline void dot_rounded_pieces(const uint8_t* const* rows, int64_t length, const Rounded& x, float* out) {
-    constexpr int kOwn = kGroups<F>;
+    constexpr int kEach = kGroups<F>;
     V sums[R][4];
     float rests[R][16] = {};
     for (int r = 0; r < R; ++r)
         for (V& sum : sums[r]) sum = Isa::zero();
     over_chunks<F, R>(rows, length, [&](int64_t piece, const auto& at) {
-        const float* const of_x = x.scales + piece * 2 * kOwn;
+        const float* const of_x = x.scales + piece * 2 * kEach;
         for (int r = 0; r < R; ++r) {
             const Terms<F> terms(at(r));
-            float scales[kOwn];
+            float scales[kEach];
             V own[4] = {sums[r][0], sums[r][1], sums[r][2], sums[r][3]};
-            for (int g = 0; g < kOwn; ++g) {
+            for (int g = 0; g < kEach; ++g) {
                 scales[g] = terms.scales[g] * of_x[g];
-                rests[r][g] += terms.minima[g] * of_x[kOwn + g];
+                rests[r][g] += terms.minima[g] * of_x[kEach + g];
             }
 #pragma GCC unroll 8
             for (int part = 0; part < kParts; ++part)
                 own[part % 4] =
                     Isa::template add_products<F, P>(codes_at<F>(at(r), part), x, piece * kPiece + part * kBlock,
-                                                     scales + part * kOwn / kParts, own[part % 4]);
+                                                     scales + part * kEach / kParts, own[part % 4]);
             for (int i = 0; i < 4; ++i) sums[r][i] = own[i];
         }
     });
