@@ -9,6 +9,7 @@ measured on all tokens, and nothing else would be faster even with the least los
 """
 
 import logging
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -19,11 +20,12 @@ import numpy as np
 from coldpress.compiler.activity.calibration_pass import stream_of
 from coldpress.compiler.activity.forward import LayerStream
 from coldpress.compiler.candidates import ATTENTION, AUTO, candidates, own_options
+from coldpress.compiler.cost_model import slice_bytes
 from coldpress.compiler.io import Workspace, load_arrays
 from coldpress.compiler.quality.passes import Passes, remove_grams, rounding_of
 from coldpress.compiler.quality.routings import routing_curves
 from coldpress.compiler.quality.trace import few_tokens
-from coldpress.compiler.quality.variants import Along, asked, reached
+from coldpress.compiler.quality.variants import SAMPLE, Along, asked, reached
 from coldpress.compiler.rounding._matrix import Rounding
 from coldpress.compiler.search import Judged
 from coldpress.compiler.stages.allocate._budgets import searched_together
@@ -90,6 +92,10 @@ def completed(config: AllocateConfig, inputs: Inputs, floor: Floor, budgets: Seq
         rest.clean()
 
 
+def _smallest_first(losses: Sequence[FormatLoss]) -> list[FormatName]:
+    return sorted((loss.format for loss in losses), key=lambda name: (slice_bytes(SAMPLE, name), name))
+
+
 def _unmeasured(config: AllocateConfig, curves: Curves) -> list[FormatName]:
     """Returns the formats that the user named and `explore` left out; none where no format's loss is known."""
     named = () if config.format == AUTO or not curves.formats else dict.fromkeys(slice_formats(config.format))
@@ -122,7 +128,10 @@ class _Rest:
         most, unmeasured = self._floor.max_ppl_ratio, _unmeasured(self._config, self.curves)
         self._steps.expect(len(unmeasured))
         self._add(formats=tuple(map(self._few.format, unmeasured)))
-        self._again("formats", lambda loss: _is_open(loss, most), self._blocks)
+        for name in _smallest_first(self.curves.formats):
+            self._again("formats", lambda loss, name=name: loss.format == name and _is_open(loss, most), self._blocks)
+            if self._keeps(name) and not math.isinf(most):
+                break  # larger formats lose less
         left = [most / max(1.0, loss.ppl_ratio) for loss in self.curves.formats if loss.ppl_ratio <= most]
         self._again("heads", lambda loss: any(_is_open(loss, room) for room in left), self._tokens)
         found = searched_together(self._config, *self._on(self.curves), budgets)

@@ -14,7 +14,7 @@ from coldpress.compiler.io import load_arrays
 from coldpress.compiler.sections import Whole
 from coldpress.runtime.plan.bookkeeping import counted_bytes, row_buffer_bytes
 from coldpress.runtime.plan.budget import holds_everything
-from coldpress.runtime.quantization._mixed import format_fields
+from coldpress.runtime.quantization._mixed import coarsest, format_fields
 from coldpress.schemas.activations import Activations, FamilyStatistics
 from coldpress.schemas.curves import Curves
 from coldpress.schemas.device import DeviceProfile
@@ -126,7 +126,8 @@ def _in_dram(
 ) -> Iterator[WholeInDram]:
     """Yields the whole model in DRAM: the original with an fp16 KV cache, other formats with the artifact's."""
     as_explored = model.relufication is None and model.distillation is None  # else the losses are of another model
-    for format_name in WHOLE_FORMATS:
+    own = coarsest(sparsity.formats)
+    for format_name in WHOLE_FORMATS if own in WHOLE_FORMATS else (*WHOLE_FORMATS[:-1], own):
         kept = "fp16" if format_name == ORIGINAL else plan.kv_cache
         whole = all_in_dram(model, format_name, plan.context_length, kept, device)
         loss = curves.format_loss(format_name) if curves is not None and as_explored else None
