@@ -76,11 +76,13 @@ def compared_formats(named: str, spec: ModelSpec) -> tuple[UnitFormat, ...]:
 def misfit(format_name: FormatName, spec: ModelSpec) -> str | None:
     """Returns the matrix of a layer whose rows or columns a format cannot hold; None if it holds all."""
     multiple = _format(format_name).MULTIPLE
+    if multiple == 1:
+        return None
     roles = sorted({piece.role for family in FAMILIES for piece in slices(family, spec)} | set(spec.expanding_matrices))
     above = ("", *(f"layers.{layer}." for layer in range(spec.num_hidden_layers)))
     names = [*(f"{each}{role}" for role in roles for each in above), *_shared(spec)]
     found = (name for name in names if any(size % multiple for size in role_shape(spec, f"{name}.weight")))
-    return next(found, None) if multiple > 1 else None
+    return next(found, None)
 
 
 def _shared(spec: ModelSpec) -> list[str]:
@@ -99,8 +101,8 @@ def check_format(named: UnitFormat, spec: ModelSpec) -> None:
         return
     multiple = _format(format_name).MULTIPLE
     raise ColdpressError(
-        f"format={format_name} stores {multiple} values in a block, and {role} has rows or columns of another "
-        f"multiple; use {' or '.join(name for name in compared_formats(AUTO, spec))}"
+        f"format={format_name} stores {multiple} values in a block, and {role} has rows or columns that do not "
+        f"fill whole blocks; use {' or '.join(compared_formats(AUTO, spec))}"
     )
 
 

@@ -5,14 +5,12 @@ import numpy as np
 from coldpress.runtime.quantization._ranges import Ranges, halves, stored, two_levels
 from coldpress.runtime.quantization._super_blocks import SuperBlocks, packed_twos, unpacked_twos
 
-ZERO = 32
-
 
 class Plugin(SuperBlocks):
     """210 bytes per 256 values: 128 of low four bits, 64 of high two bits, 16 signed steps, d."""
 
     GROUP = 16
-    HIGHEST, ZERO = 63, ZERO
+    HIGHEST, ZERO = 63, 32
     BLOCK_BYTES = 210
     GGUF_TYPE = "Q6_K"
     IS_COMPARED = True

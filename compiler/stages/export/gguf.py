@@ -1,6 +1,6 @@
 """gguf: writes the model as one GGUF file, which llama.cpp loads.
 
-GGUF has a type for each format but int3_group32 (compiler/llama_cpp/types.py): rows are copied, bit for bit. A matrix
+GGUF has a type for each format but int3_group32 (compiler/llama_cpp/formats.py): rows are copied, bit for bit. A matrix
 encoded by column (so that columns can be read one by one) is decoded and encoded again along its input, which rounds a
 second time; the file lists such tensors under `coldpress.rounded_tensors`. GGUF has no padded rows: a matrix whose rows
 are not whole blocks becomes F16. All experts of a layer form one tensor, which is listed if one of its matrices was
