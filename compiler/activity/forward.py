@@ -137,6 +137,25 @@ class TokenScores:
     """bool [num_blocks, T - 1]: True where no token had a larger logit."""
 
 
+@dataclass(frozen=True)
+class HeadPart:
+    """Rows `start` to `stop` of the head, for the hidden states of some blocks."""
+
+    start: int
+    stop: int
+    logits: "Callable[[int], Tensor]"
+    """Block -> its logits [T, stop - start] on the CPU."""
+
+    def chosen(self, logits: "Tensor", targets: "Tensor") -> "Tensor":
+        """Returns the logits of tokens [n] that this part has, and 0 for others, from those of n positions."""
+        import torch
+
+        column = targets - self.start
+        inside = (column >= 0) & (column < logits.shape[1])
+        found = logits.gather(1, column.clamp(0, logits.shape[1] - 1)[:, None])[:, 0]
+        return torch.where(inside, found, 0.0)
+
+
 def _on_one_core(work: Callable[[int], None]) -> Callable[[int], None]:
     import torch
 
@@ -228,19 +247,27 @@ class LayerStream:
         are those of `head_weights`, for callers that keep them; None reads them, and holds a part at a time."""
         import torch
 
-        normed = self._final_norm(hidden)
         logits = torch.empty(*hidden.shape[:2], self.spec.vocab_size, dtype=self.dtype)
-        start = 0
-        for weight in self.head_weights() if weights is None else weights:
-            part = logits[:, :, start : start + len(weight)]
-            product = self._head_product(weight, start)
+        for part in self.head_parts(hidden, weights):
+            of_part = logits[:, :, part.start : part.stop]
 
-            def run(block: int, product: "Callable[[Tensor], Tensor]" = product, part: "Tensor" = part) -> None:
-                part[block] = product(normed[block].to(self.device)).cpu()
+            def run(block: int, part: HeadPart = part, of_part: "Tensor" = of_part) -> None:
+                of_part[block] = part.logits(block)
 
             self.each(run, len(hidden))
-            start += len(weight)
         return logits
+
+    def head_parts(self, hidden: "Tensor", weights: "Iterable[Tensor] | None" = None) -> Iterator[HeadPart]:
+        """Yields the head a part at a time, from the hidden states after the last layer; `weights` as for `head`."""
+        normed, start = self._final_norm(hidden), 0
+        for weight in self.head_weights() if weights is None else weights:
+            product = self._head_product(weight, start)
+
+            def logits(block: int, product: "Callable[[Tensor], Tensor]" = product) -> "Tensor":
+                return product(normed[block].to(self.device)).cpu()
+
+            yield HeadPart(start, start + len(weight), logits)
+            start += len(weight)
 
     def last_hidden(self, tokens: np.ndarray, hooks: Callable[[int], BlockHooks | None] | None = None) -> "Tensor":
         """Returns hidden states after the last layer, from token ids [num_blocks, T]; `hooks` returns a layer's block
@@ -273,26 +300,19 @@ class LayerStream:
         """Scores as `token_nll` does, from the hidden states after the last layer."""
         import torch
 
-        normed = self._final_norm(hidden)[:, :-1]
         targets = torch.from_numpy(np.asarray(tokens[:, 1:], np.int64))
         log_sums = torch.full(targets.shape, -torch.inf, dtype=torch.float64)
         highest = torch.full_like(log_sums, -torch.inf)
         chosen = torch.zeros_like(log_sums)
-        start = 0
-        for weight in self.head_weights():
-            product = self._head_product(weight, start)
+        for part in self.head_parts(hidden[:, :-1]):
 
-            def run(block: int, product: "Callable[[Tensor], Tensor]" = product, start: int = start) -> None:
-                logits = product(normed[block].to(self.device)).cpu().double()
+            def run(block: int, part: HeadPart = part) -> None:
+                logits = part.logits(block).double()
                 log_sums[block] = torch.logaddexp(log_sums[block], torch.logsumexp(logits, dim=-1))
                 highest[block] = torch.maximum(highest[block], logits.amax(dim=-1))
-                column = targets[block] - start
-                inside = (column >= 0) & (column < logits.shape[1])
-                found = logits.gather(1, column.clamp(0, logits.shape[1] - 1)[:, None])[:, 0]
-                chosen[block] += torch.where(inside, found, 0.0)
+                chosen[block] += part.chosen(logits, targets[block])
 
             self.each(run, len(tokens))
-            start += len(weight)
         return TokenScores((log_sums - chosen).numpy(), (chosen >= highest).numpy())
 
     def each(self, work: Callable[[int], None], count: int) -> None:

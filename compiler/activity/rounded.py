@@ -11,6 +11,7 @@ from coldpress.compiler.cost_model import stored_format
 from coldpress.compiler.rounding._matrix import NEAREST, Rounding
 from coldpress.compiler.rounding._weights import Axis, keeps_codes
 from coldpress.runtime import plugins
+from coldpress.runtime.kernels.matmul import decode_rows
 from coldpress.runtime.plan.kv_cache import STORED
 from coldpress.runtime.quantization import Format
 from coldpress.runtime.quantization._mixed import coarsest
@@ -70,7 +71,7 @@ class Rounded(_Like):
         import torch
 
         rows, columns = self.model.tensors[role].shape
-        values = _codec(name).decode(codes, columns if axis == "row" else rows)
+        values = decode_rows(codes, columns if axis == "row" else rows, name, num_threads=1)
         return torch.from_numpy(values).to(self.device, self.dtype)
 
 
@@ -91,7 +92,7 @@ class RoundedHead(_Like):
         values = super()._rows(role, start, stop)
         if role != self.spec.head_role or self._is_exact:
             return values
-        return self._format.decode(self._format.encode(values), values.shape[1])
+        return decode_rows(self._format.encode(values), values.shape[1], self._format.name(), num_threads=1)
 
 
 class RoundedKeys(_Like):
@@ -123,5 +124,5 @@ def rounded_rows(tensor: "Tensor", codec: Format) -> "Tensor":
 
     values = np.ascontiguousarray(tensor.float().cpu().numpy())
     rows = values.reshape(-1, values.shape[-1])
-    stored = codec.decode(codec.encode(rows), rows.shape[1]).reshape(values.shape)
+    stored = decode_rows(codec.encode(rows), rows.shape[1], codec.name(), num_threads=1).reshape(values.shape)
     return torch.from_numpy(stored).to(tensor.device, tensor.dtype)

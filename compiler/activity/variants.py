@@ -1,7 +1,7 @@
 """Runs variants of the source model side by side, each with units left out, and compares them with the whole model.
 
 All variants share the reading of each layer. A variant that equals the first one up to some layer joins the pass there.
-Memory holds a layer, the hidden states of all variants, and the logits of a block for a few of them.
+Memory holds a layer, the hidden states of all variants, and a block's logits for a part of the vocabulary.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,13 +11,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from coldpress.compiler.activity.choice import Choice
-from coldpress.compiler.activity.forward import Hooks, LayerStream
+from coldpress.compiler.activity.forward import HeadPart, Hooks, LayerStream
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-MODELS_AT_A_TIME = 4
-"""Models, of the whole one and its variants, whose logits are in memory at once, one block each."""
 
 
 @dataclass(frozen=True)
@@ -65,36 +62,68 @@ def compare(
     import torch
 
     num_blocks, length = tokens.shape
-    states = torch.cat([whole, hidden])  # the head is read once for the whole model and the first variants
-    shape = (len(hidden) // num_blocks, num_blocks)
-    kld, nll = np.zeros((*shape, length)), np.zeros((*shape, length - 1))
-    kld_sums, whole_nll = np.zeros(shape), np.zeros((num_blocks, length - 1))
-    for block in range(num_blocks):
-        following = torch.from_numpy(np.asarray(tokens[block, 1:], np.int64))[:, None]
-        expected = torch.empty(0)
-        for start in range(0, 1 + len(kld), MODELS_AT_A_TIME):
-            models = range(start, min(start + MODELS_AT_A_TIME, 1 + len(kld)))
-            logits = (head or stream).head(states[[model * num_blocks + block for model in models]])
-            if start == 0:
-                of_whole = logits[0] if head is None else stream.head(whole[block : block + 1])[0]
-                expected = torch.log_softmax(of_whole.float(), dim=-1)
-                whole_nll[block] = -expected[:-1].gather(1, following)[:, 0].double().numpy()
+    num_variants = len(hidden) // num_blocks
+    targets = torch.from_numpy(np.asarray(tokens[:, 1:], np.int64))
+    sums = _LogSums.empty(num_blocks, length)
+    of_variants = [_LogSums.empty(num_blocks, length) for _ in range(num_variants)]
+    # sums over the vocabulary of exp(logit - highest) of the whole model times the difference of the logits
+    weighted = torch.zeros(num_variants, num_blocks, length, dtype=torch.float64)
+    for of_whole, of_hidden in zip(stream.head_parts(whole), (head or stream).head_parts(hidden), strict=True):
 
-            def one(
-                index: int,
-                first: int = max(start, 1),
-                block: int = block,
-                logits: "Tensor" = logits[start == 0 :],
-                expected: "Tensor" = expected,
-                following: "Tensor" = following,
-            ) -> None:
-                found, variant = torch.log_softmax(logits[index].float(), dim=-1), first - 1 + index
-                of_token = (expected.exp() * (expected - found)).sum(dim=-1).double()
-                kld[variant, block], kld_sums[variant, block] = of_token.numpy(), float(of_token.sum())
-                nll[variant, block] = -found[:-1].gather(1, following)[:, 0].double().numpy()
+        def run(block: int, of_whole: HeadPart = of_whole, of_hidden: HeadPart = of_hidden) -> None:
+            expected = of_whole.logits(block).double()
+            shrunk = sums.add(block, expected, of_whole, targets[block])
+            shares = (expected - sums.highest[block][:, None]).exp_()
+            for number, own in enumerate(of_variants):
+                found = of_hidden.logits(number * num_blocks + block).double()
+                own.add(block, found, of_hidden, targets[block])
+                lost = (shares * (expected - found)).sum(dim=-1)
+                weighted[number, block] = weighted[number, block] * shrunk + lost
 
-            stream.each(one, len(models) - (start == 0))
-    return Differences(kld, kld_sums, nll, whole_nll)
+        stream.each(run, num_blocks)
+    nll = np.zeros((num_variants, num_blocks, length - 1))
+    kld = np.zeros((num_variants, num_blocks, length))
+    for number, own in enumerate(of_variants):
+        nll[number] = own.nll
+        kld[number] = (weighted[number] / sums.exponentials + own.log - sums.log).numpy()
+    return Differences(kld, kld.sum(axis=-1), nll, sums.nll)
+
+
+@dataclass(frozen=True)
+class _LogSums:
+    """Sums over the vocabulary, added up a part of the head at a time; float64 [num_blocks, T]."""
+
+    highest: "Tensor"
+    exponentials: "Tensor"
+    """Sums of exp(logit - highest)."""
+    chosen: "Tensor"
+    """Logits of the tokens that follow, [num_blocks, T - 1]."""
+
+    @staticmethod
+    def empty(num_blocks: int, length: int) -> "_LogSums":
+        import torch
+
+        zeros = torch.zeros(num_blocks, length, dtype=torch.float64)
+        return _LogSums(torch.full_like(zeros, -torch.inf), zeros, torch.zeros_like(zeros[:, 1:]))
+
+    def add(self, block: int, logits: "Tensor", part: HeadPart, targets: "Tensor") -> "Tensor":
+        """Adds a part's logits, float64 [T, n]; returns the factor [T] by which earlier sums have become smaller."""
+        import torch
+
+        highest = torch.maximum(self.highest[block], logits.amax(dim=-1))
+        shrunk = (self.highest[block] - highest).exp()
+        self.exponentials[block] = self.exponentials[block] * shrunk + (logits - highest[:, None]).exp().sum(dim=-1)
+        self.highest[block] = highest
+        self.chosen[block] += part.chosen(logits[:-1], targets)
+        return shrunk
+
+    @property
+    def log(self) -> "Tensor":
+        return self.highest + self.exponentials.log()
+
+    @property
+    def nll(self) -> np.ndarray:
+        return (self.log[:, :-1] - self.chosen).numpy()
 
 
 def state_error(found: "Tensor", expected: "Tensor") -> float:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from coldpress.compiler.activity.choice import REPLAYED_LAYERS
+from coldpress.compiler.activity.forward import HEAD_ROWS
 from coldpress.compiler.activity.gram_pass import GRAM_TOKENS
 from coldpress.compiler.activity.layer_counts import countable_families
 from coldpress.compiler.candidates import AUTO, compared_formats, families_for, own_options
@@ -18,6 +19,8 @@ from coldpress.schemas.preflight import StageNeeds
 if TYPE_CHECKING:
     from coldpress.compiler.needs import Build
 
+LOGIT_ARRAYS = 6
+"""float64 arrays of logits that `compare` holds for a block."""
 CACHED_CHOICE_S, CACHED_UNIT_S = 4.5e-4, 5e-8
 """Seconds of one choice with a cache in the loop, and of each unit that it is made among; the mean of `dip_ca` (0.13 ms
 a choice of a 7M model) and `flash` (0.76 ms)."""
@@ -25,12 +28,13 @@ a choice of a 7M model) and `flash` (0.76 ms)."""
 
 def needs_of_passes(stage: str, build: "Build", methods: Sequence[Method]) -> StageNeeds:
     """Returns what passes take that measure all formats and, with `methods`, these selectors and all that goes with
-    them: a layer, hidden states of all densities twice, and logits of a block."""
+    them: a layer, hidden states of all densities twice, and logits for a part of the vocabulary."""
     settings, spec = build.settings["explore"], build.model.spec
     tokens = max(settings["explore_tokens"], build.block_tokens)
     whole = 4 * tokens * spec.hidden_size
     hidden = (2 * len(DENSITIES) + 1) * whole
-    logits = 4 * 4 * 4 * build.block_tokens * spec.vocab_size
+    rows = min(HEAD_ROWS, spec.vocab_size)
+    logits = 8 * LOGIT_ARRAYS * build.threads * build.block_tokens * rows + 2 * 8 * rows * spec.hidden_size
     trace = 2 * REPLAYED_LAYERS * max(TRACE_TOKENS, build.block_tokens) * build.layer_units(countable_families(spec))
     curves = [along for name in methods for along in curves_of(name)]
     num_variants = sum(len(along.densities) for along in curves)

@@ -1,5 +1,6 @@
 """Lists what is measured of each selector: densities, and sizes of DRAM for one whose choice depends on residency."""
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -82,10 +83,29 @@ def asked(options: Mapping[Method, Options], spec: ModelSpec) -> tuple[dict[Meth
 
 def layer_formats_of(model: Model) -> tuple[FormatName, ...]:
     """Returns the formats whose loss is measured in all layers, the largest first: those that are compared, and those
-    that a quantized file has its MLPs in, which are kept. Such a file gains nothing by 16 bits."""
-    own = {name for layer in range(model.spec.num_hidden_layers) for name in _own(model, f"layers.{layer}.")}
-    found = {*compared_formats(AUTO, model.spec), *own} - ({"fp16"} if own else set())
-    return _largest_first(found)
+    that a quantized file has its MLPs in, which are kept; of such a file none that are larger."""
+    own = _own_of_layers(model)
+    most_bytes = _most_bytes(own)
+    return _largest_first({*own, *(name for name in _compared(model) if slice_bytes(SAMPLE, name) <= most_bytes)})
+
+
+def larger_formats_of(model: Model) -> tuple[FormatName, ...]:
+    """Returns the other formats that are compared, the smallest first: a quantized file gains by them only where its
+    own format, in which down projections are rounded by columns, loses too much."""
+    most_bytes = _most_bytes(_own_of_layers(model))
+    return _largest_first(name for name in _compared(model) if slice_bytes(SAMPLE, name) > most_bytes)[::-1]
+
+
+def _compared(model: Model) -> tuple[FormatName, ...]:
+    return compared_formats(AUTO, model.spec)
+
+
+def _own_of_layers(model: Model) -> set[FormatName]:
+    return {name for layer in range(model.spec.num_hidden_layers) for name in _own(model, f"layers.{layer}.")}
+
+
+def _most_bytes(own: Iterable[FormatName]) -> float:
+    return max((slice_bytes(SAMPLE, name) for name in own), default=math.inf)
 
 
 def head_formats_of(model: Model) -> tuple[FormatName, ...]:

@@ -25,7 +25,7 @@ from coldpress.compiler.io import Workspace, load_arrays
 from coldpress.compiler.quality.passes import Passes, remove_grams, rounding_of
 from coldpress.compiler.quality.routings import routing_curves
 from coldpress.compiler.quality.trace import few_tokens
-from coldpress.compiler.quality.variants import SAMPLE, Along, asked, reached
+from coldpress.compiler.quality.variants import SAMPLE, Along, asked, larger_formats_of, reached
 from coldpress.compiler.rounding._matrix import Rounding
 from coldpress.compiler.search import Judged
 from coldpress.compiler.stages.allocate._budgets import searched_together
@@ -125,13 +125,14 @@ class _Rest:
 
     def fitting(self, budgets: Sequence[int | str]) -> list[Searched]:
         """Searches without any selector, after measuring again each format whose quality few tokens leave open."""
-        most, unmeasured = self._floor.max_ppl_ratio, _unmeasured(self._config, self.curves)
-        self._steps.expect(len(unmeasured))
-        self._add(formats=tuple(map(self._few.format, unmeasured)))
+        most = self._floor.max_ppl_ratio
+        self._measure_formats(_unmeasured(self._config, self.curves))
         for name in _smallest_first(self.curves.formats):
-            self._again("formats", lambda loss, name=name: loss.format == name and _is_open(loss, most), self._blocks)
-            if self._keeps(name) and not math.isinf(most):
+            self._settle(name)
+            if self._is_good(name) and not math.isinf(most):
                 break  # larger formats lose less
+        else:
+            self._enlarge()
         left = [most / max(1.0, loss.ppl_ratio) for loss in self.curves.formats if loss.ppl_ratio <= most]
         self._again("heads", lambda loss: any(_is_open(loss, room) for room in left), self._tokens)
         found = searched_together(self._config, *self._on(self.curves), budgets)
@@ -141,6 +142,27 @@ class _Rest:
         self._again("formats", lambda loss: loss.format in streamed, self._blocks, (WHOLE_MLP, *ATTENTION))
         return searched_together(self._config, *self._on(self.curves), budgets)
 
+    def _measure_formats(self, names: Sequence[FormatName]) -> None:
+        self._steps.expect(len(names))
+        self._add(formats=tuple(map(self._few.format, names)))
+
+    def _settle(self, name: FormatName) -> None:
+        """Measures a format on the whole validation text where few tokens leave open whether it keeps the quality."""
+        most = self._floor.max_ppl_ratio
+        self._again("formats", lambda loss: loss.format == name and _is_open(loss, most), self._blocks)
+
+    def _enlarge(self) -> None:
+        """Measures larger formats than `explore` did, if none of those keeps the quality, up to one that does."""
+        known = [loss.format for loss in self.curves.formats]
+        if self._config.format != AUTO or not known or any(map(self._is_good, known)):
+            return
+        for name in larger_formats_of(self._inputs.model):
+            if name not in known:
+                self._measure_formats([name])
+            self._settle(name)
+            if self._is_good(name):
+                return
+
     def measured(
         self, budgets: Sequence[int | str], reasons: Mapping[Method, str]
     ) -> tuple[Curves, Mapping[Method, str]]:
@@ -148,7 +170,11 @@ class _Rest:
         replays = Replays(replace(self._inputs, curves=self._hoped))
         while True:
             found = searched_together(self._config, *self._on(self._hoped), budgets, replays=replays)
-            taken = {one.best.candidate.method for one in found if one.best is not None} & self._hopes.keys()
+            best = [one.best.candidate for one in found if one.best is not None]
+            formats = {coarsest(one.format) for one in best}
+            if self._again("formats", lambda loss, at=formats: loss.format in at and _is_rough(loss), self._tokens):
+                continue
+            taken = {one.method for one in best} & self._hopes.keys()
             if not taken:
                 num_tokens, block_tokens = self._all.tokens.size, self._all.tokens.shape[1]
                 measured = self.curves.model_copy(update={"num_tokens": num_tokens, "block_tokens": block_tokens})
@@ -167,8 +193,7 @@ class _Rest:
         spec, config = self._inputs.model.spec, self._config
         routings = routing_curves(config.routing, spec)
         most = self._floor.max_ppl_ratio
-        self._again("formats", lambda loss: self._keeps(loss.format) and error_of(loss) > LEAST_ERROR, self._tokens)
-        self._again("heads", lambda loss: loss.ppl_ratio <= most and error_of(loss) > LEAST_ERROR, self._tokens)
+        self._again("heads", lambda loss: loss.ppl_ratio <= most and _is_rough(loss), self._tokens)
         self._steps.expect(len(routings) + len(self._every))
         self._add(routings=tuple(map(self._all.routing, routings)))
         together = [(each[0], self._options[method], self._coarse(method)) for method, each in self._every.items()]
@@ -183,18 +208,20 @@ class _Rest:
         is_asked: Callable[[FormatLoss], bool],
         tokens: np.ndarray,
         families: tuple[FamilyName, ...] = (WHOLE_MLP,),
-    ) -> None:
-        """Measures on more tokens what was measured on few, if it is asked for, or in slices of more families."""
+    ) -> bool:
+        """Measures on more tokens what was measured on few, if it is asked for, or in slices of more families; tells
+        whether there was anything to measure."""
         losses: tuple[FormatLoss, ...] = getattr(self.curves, kind)
         names = [loss.format for loss in losses if is_asked(loss) and (kind, loss.format, families) not in self._surely]
         if not names or (tokens.size <= few_tokens(self._blocks).size and families == (WHOLE_MLP,)):
-            return
+            return False
         self._surely.update((kind, name, families) for name in names)
         passes = self._all if tokens.size == self._tokens.size else self._passes(tokens)
         measure = {"formats": partial(Passes.format, families=families), "heads": Passes.head}[kind]
         self._steps.expect(len(names))
         known = {loss.format: loss for loss in losses} | {name: measure(passes, name) for name in names}
         self.curves = self.curves.model_copy(update={kind: tuple(known.values())})
+        return True
 
     def _on(self, curves: Curves) -> tuple[Inputs, Floor]:
         return replace(self._inputs, curves=curves), replace(self._floor, curves=curves)
@@ -234,9 +261,8 @@ class _Rest:
     def _reached(self, method: Method) -> tuple[float, ...]:
         return reached(self._every[method][0], self._options[method], self._inputs.model.spec)
 
-    def _keeps(self, name: FormatName) -> bool:
-        _, floor = self._on(self.curves)
-        return name in floor.formats((name, *(loss.format for loss in self.curves.formats)))
+    def _is_good(self, name: FormatName) -> bool:
+        return replace(self._floor, curves=self.curves).most_format_ratio(name) <= self._floor.max_ppl_ratio
 
     def _add(self, **found: tuple[Any, ...]) -> None:
         self.curves = self.curves.model_copy(
@@ -311,6 +337,10 @@ def hopeful(curve: Curve, densities: Sequence[float]) -> Curve:
         for density, loss in zip(densities, losses.tolist(), strict=True)
     )
     return curve.model_copy(update={"points": points})
+
+
+def _is_rough(loss: FormatLoss) -> bool:
+    return error_of(loss) > LEAST_ERROR
 
 
 def _is_open(loss: FormatLoss, max_ratio: float) -> bool:

@@ -36,7 +36,7 @@ from coldpress.compiler.quality.needs import needs_of_passes
 from coldpress.compiler.quality.passes import Passes, PassesConfig, remove_grams, rounding_of
 from coldpress.compiler.quality.routings import routing_curves
 from coldpress.compiler.quality.trace import few_tokens, whole_run
-from coldpress.compiler.quality.variants import asked, head_formats_of, layer_formats_of
+from coldpress.compiler.quality.variants import asked, head_formats_of, larger_formats_of, layer_formats_of
 from coldpress.compiler.rounding._matrix import NEAREST, Rounding
 from coldpress.compiler.shared_settings import WHOLE, MethodSetting, RoutingSetting
 from coldpress.compiler.steps import Steps
@@ -98,6 +98,8 @@ def explored(
         routings = routing_curves(config.routing, spec)
     reasons, curves = asked(options, spec)
     of_layers, of_head = layer_formats_of(model), head_formats_of(model)
+    if methods is not None:
+        of_layers = (*larger_formats_of(model)[::-1], *of_layers)
     measured = (of_layers, of_head, curves, kv_caches, routings)
     steps = Steps("explore", 1 + sum(map(len, measured)), "passes")
     trace, whole = whole_run(stream, tokens, trace_layers, work)
