@@ -28,6 +28,7 @@ from coldpress.schemas.families import (
     Formats,
     UnitFormat,
     head_of,
+    kept_of,
     num_units,
     slice_length,
     slices,
@@ -130,12 +131,14 @@ def stored_format(role: str, formats: Formats) -> FormatName | None:
     """Returns how an artifact of `formats` stores a tensor; None means float32.
 
     Matrices of attention and MLP take the artifact's format along their input dimension, of several the coarsest; token
-    embeddings and head keep at least 8 bits, unless the head has a format of its own; norms, biases, routers, learned
-    positions and rotary frequencies stay float32.
+    embeddings and head keep at least 8 bits, unless the head has a format of its own; both only where they do not keep
+    a quantized file's codes; norms, biases, routers, learned positions and rotary frequencies stay float32.
     """
     head = head_of(formats)
     if head is not None and role == head.role:
         return head.format
+    if (kept := next((one.format for one in kept_of(formats) if role in one.roles), None)) is not None:
+        return kept
     name = role.rpartition("layers.")[2]
     format_name = coarsest(formats)
     if role in ("embed_tokens.weight", "lm_head.weight"):

@@ -19,6 +19,7 @@ from coldpress.compiler.cost_model import (
     kv_cache_bytes,
     read_buffer_bytes,
     resident_bytes,
+    stored_format,
     unit_bytes,
 )
 from coldpress.compiler.dense_stream import Stream, Token
@@ -38,7 +39,8 @@ from coldpress.schemas.families import (
     slices,
     unit_format,
     used_share,
-    with_head,
+    with_kept,
+    with_own,
 )
 from coldpress.schemas.layout import KvCacheFormat, Plan
 from coldpress.schemas.manifest import Manifest
@@ -201,7 +203,9 @@ def _formats_of(manifest: Manifest) -> Formats:
             known[layer, piece.role] = own
     layers, whole = range(spec.num_hidden_layers), slices(WHOLE_MLP, spec)
     found = tuple(unit_format([known.get((layer, piece.role), base) for piece in whole]) for layer in layers)
-    return with_head(base if {*found} == {base} else found, manifest.head)
+    formats = with_own(base if {*found} == {base} else found, manifest.head)
+    tensors = [(one.role, one.format) for one in (*manifest.resident, *manifest.flash.tables) if one.format is not None]
+    return with_kept(formats, {role: own for role, own in tensors if stored_format(role, formats) != own})
 
 
 class Buffers(NamedTuple):

@@ -53,19 +53,27 @@ class HeadFormat(Record):
     format: FormatName
 
 
-class OwnHead(Record):
-    """Formats of layers, beside a head in a format of its own."""
+class KeptFormat(Record):
+    """Matrices outside of units that keep a quantized file's codes, in a format other than goes with the layers'."""
+
+    format: FormatName
+    roles: tuple[str, ...]
+
+
+class OwnFormats(Record):
+    """Formats of layers, beside matrices in formats of their own."""
 
     layers: LayerFormats
-    head: HeadFormat
+    head: HeadFormat | None = None
+    kept: tuple[KeptFormat, ...] = ()
 
     def __hash__(self) -> int:  # pydantic's own, which type checkers do not see
-        return hash((self.layers, self.head))
+        return hash((self.layers, self.head, self.kept))
 
 
-Formats = LayerFormats | OwnHead
-"""The formats of a model's matrices. Without `OwnHead` the head has the format that goes with the layers'
-(compiler/cost_model.py:stored_format)."""
+Formats = LayerFormats | OwnFormats
+"""The formats of a model's matrices. Without `OwnFormats` the head, embeddings and attention have those that go with
+the layers' (compiler/cost_model.py:stored_format)."""
 
 
 class Slice(Record):
@@ -138,24 +146,41 @@ FamilyName = Annotated[str, AfterValidator(known_family)]
 
 
 def of_layers(formats: Formats) -> LayerFormats:
-    return formats.layers if isinstance(formats, OwnHead) else formats
+    return formats.layers if isinstance(formats, OwnFormats) else formats
 
 
 def head_of(formats: Formats) -> HeadFormat | None:
     """Returns the head's own format; None if it has the one that goes with the layers'."""
-    return formats.head if isinstance(formats, OwnHead) else None
+    return formats.head if isinstance(formats, OwnFormats) else None
 
 
-def with_head(layers: LayerFormats, head: HeadFormat | None) -> Formats:
-    """Returns the inverse of `of_layers` and `head_of`."""
-    return layers if head is None else OwnHead(layers=layers, head=head)
+def kept_of(formats: Formats) -> tuple[KeptFormat, ...]:
+    return formats.kept if isinstance(formats, OwnFormats) else ()
+
+
+def with_own(layers: LayerFormats, head: HeadFormat | None = None, kept: tuple[KeptFormat, ...] = ()) -> Formats:
+    """Returns the inverse of `of_layers`, `head_of` and `kept_of`."""
+    return OwnFormats(layers=layers, head=head, kept=kept) if head or kept else layers
+
+
+def with_kept(formats: Formats, kept: Mapping[str, FormatName]) -> Formats:
+    """Returns formats beside those of some matrices, by role."""
+    groups = [
+        KeptFormat(format=name, roles=tuple(sorted(role for role, own in kept.items() if own == name)))
+        for name in sorted({*kept.values()})
+    ]
+    return with_own(of_layers(formats), head_of(formats), tuple(groups))
+
+
+def without_kept(formats: Formats) -> Formats:
+    return with_own(of_layers(formats), head_of(formats))
 
 
 def by_layer(formats: Formats, num_layers: int) -> Formats:
     """Returns formats with the name of each layer's, where the matrices of an MLP differ: as records have them."""
     layers = of_layers(formats)
     if isinstance(layers, str) and JOINT in layers:
-        return with_head((layers,) * num_layers, head_of(formats))
+        return with_own((layers,) * num_layers, head_of(formats), kept_of(formats))
     return formats
 
 

@@ -391,7 +391,7 @@ class TensorSource(Extended):
     The rows are consecutive, or in equal parts at equal distances (the heads of q, k and v in turn, GPT-NeoX).
     """
 
-    LATER = ("index", "transposed", "scales", "paired_heads", "added")
+    LATER = ("index", "transposed", "scales", "paired_heads", "added", "quantized")
 
     file: str
     """Path of the safetensors or GGUF file; absolute in memory."""
@@ -415,6 +415,8 @@ class TensorSource(Extended):
     apart; 0 if the file has the role's order (GGUF)."""
     added: float = 0.0
     """A number that the file's values have more than the role's (GGUF's norms of Gemma)."""
+    quantized: str | None = None
+    """GGUF's type of the file's tensor, if that has blocks of codes."""
 
     def runs(self, start: int = 0, stop: int | None = None) -> Iterator[tuple[int, int]]:
         """Yields (first, last + 1) of the consecutive rows of the file's tensor that are rows `start` to `stop` of the

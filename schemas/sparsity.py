@@ -12,12 +12,13 @@ from coldpress.schemas.families import (
     FormatName,
     Formats,
     HeadFormat,
+    KeptFormat,
     Method,
     UnitFormat,
     layers_of,
     mlp_density,
     used_share,
-    with_head,
+    with_own,
 )
 from coldpress.schemas.layout import CacheName, KvCacheFormat, RoutingName, layer_groups
 from coldpress.schemas.memory import Held
@@ -51,19 +52,21 @@ class Densities(Record):
 
 
 class ByLayer(Extended):
-    """A record with a format whose layers, and whose head, may have formats of their own."""
+    """A record with a format whose layers, and whose other matrices, may have formats of their own."""
 
-    LATER = ("layer_formats", "head")
+    LATER = ("layer_formats", "head", "kept")
 
     layer_formats: tuple[UnitFormat, ...] = ()
     """The format of each layer's units, or of each of its matrices, where they differ, `format` the coarsest; else
     empty, which is left out of the file."""
     head: HeadFormat | None = None
     """The head's own format; None, which is left out of the file, if it has the one that goes with `format`."""
+    kept: tuple[KeptFormat, ...] = ()
+    """Matrices that keep the codes of a quantized file; empty, which is left out of the file, where none has others."""
 
     def beside(self, format_name: FormatName) -> Formats:
         """Returns the formats of all matrices, from the record's `format`."""
-        return with_head(self.layer_formats or format_name, self.head)
+        return with_own(self.layer_formats or format_name, self.head, self.kept)
 
 
 class SearchedRouting(Record):

@@ -14,7 +14,6 @@ from coldpress.runtime import plugins
 from coldpress.runtime.kernels.matmul import decode_rows
 from coldpress.runtime.plan.kv_cache import STORED
 from coldpress.runtime.quantization import Format
-from coldpress.runtime.quantization._mixed import coarsest
 from coldpress.schemas.families import FamilyName, FormatName, Formats, layer_format, matrix_formats, slices, unit_role
 from coldpress.schemas.layout import KvCacheFormat
 from coldpress.schemas.model import MatrixRole
@@ -47,10 +46,10 @@ class Rounded(_Like):
         }
 
     def _of_role(self, role: str) -> "Tensor":
-        if stored_format(role, self._formats) is None:
+        if (usual := stored_format(role, self._formats)) is None:
             return super()._of_role(role)
         axis = self._axis(role) or "row"
-        name = coarsest(self._formats) if self._axis(role) is None else self._format_of(role)
+        name = usual if self._axis(role) is None else self._format_of(role)
         if axis == "row" and keeps_codes(self.model, role, _codec(name)):
             return super()._of_role(role)  # the source's own codes are kept
         values = self._in_format(name, self._rounding.codes(self.model, role, axis, name), role, axis)

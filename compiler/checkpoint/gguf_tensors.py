@@ -12,6 +12,7 @@ from coldpress.compiler.checkpoint.tensors import FLOAT_DTYPES, READABLE
 from coldpress.compiler.checkpoint.weight_files import Located
 from coldpress.compiler.llama_cpp import names
 from coldpress.compiler.llama_cpp.architectures import Architecture
+from coldpress.compiler.llama_cpp.types import QUANTIZED
 from coldpress.runtime.artifact.errors import short
 from coldpress.schemas.errors import CheckpointError
 from coldpress.schemas.model import ModelSpec, TensorSource, role_shape
@@ -67,6 +68,7 @@ def _source(spec: ModelSpec, architecture: Architecture, role: str, model: GgufM
         index=index,
         paired_heads=architecture.rotated_heads(spec, role),
         added=float(names.counts_from_one(spec, role)),
+        quantized=located.entry.dtype if located.entry.dtype in QUANTIZED else None,
     )
 
 

@@ -110,14 +110,9 @@ def read_rows(model: Model, role: str, start: int, stop: int) -> np.ndarray:
 
 def codes_type(model: Model, role: str) -> str | None:
     """Returns GGUF's type of a matrix's rows; None if they are not quantized, or stored otherwise than they are used.
-
-    Raises:
-        CheckpointError: as `read_role`.
-    """
-    place = _locate(model, role)
-    if place.entry.dtype not in QUANTIZED or place.source.added or place.source.transposed:
-        return None
-    return place.entry.dtype
+    Reads no file."""
+    source = model.tensors[role]
+    return None if source.added or source.transposed else source.quantized
 
 
 def read_codes(model: Model, role: str) -> np.ndarray:

@@ -18,6 +18,7 @@ from coldpress.compiler.activity.rounded import Rounded, RoundedHead, RoundedKey
 from coldpress.compiler.activity.variants import Differences, Variant, compare, last_hidden
 from coldpress.compiler.block_statistics import perplexity, standard_error
 from coldpress.compiler.io import Workspace, load_arrays
+from coldpress.compiler.kept_codes import keeping
 from coldpress.compiler.quality.routings import STRENGTHS, AlongStrengths
 from coldpress.compiler.quality.variants import Along, reached, variants
 from coldpress.compiler.rounding._matrix import Rounding
@@ -131,7 +132,7 @@ class Passes:
         """Returns the loss of a plain format, with the matrices of `families` rounded in slices of their units: columns
         of a down projection lose up to twice as much as rows."""
         title = "-".join(("format", name, self.rounding.name, *families[1:]))
-        rounded = partial(Rounded, self.stream, name, self.rounding, families)
+        rounded = partial(Rounded, self.stream, keeping(self.stream.model, name), self.rounding, families)
         return FormatLoss(format=name, **self.loss(title, rounded))
 
     def head(self, name: FormatName) -> FormatLoss:

@@ -10,9 +10,8 @@ from coldpress.compiler.activity.choice import CachedChoice, Choice
 from coldpress.compiler.activity.unit_statistics import all_statistics, fit_all
 from coldpress.compiler.activity.variants import Variant
 from coldpress.compiler.candidates import AUTO, DEFAULT_FORMAT, compared_formats
-from coldpress.compiler.checkpoint.tensors import codes_type
 from coldpress.compiler.cost_model import HEAD_FORMAT, read_units_of, slice_bytes, unit_bytes
-from coldpress.compiler.llama_cpp.formats import formats
+from coldpress.compiler.kept_codes import own_format, own_formats_of_mlps
 from coldpress.runtime.plugins import load, options_of
 from coldpress.runtime.sparsity import Selector
 from coldpress.schemas.activations import Activations
@@ -84,7 +83,7 @@ def asked(options: Mapping[Method, Options], spec: ModelSpec) -> tuple[dict[Meth
 def layer_formats_of(model: Model) -> tuple[FormatName, ...]:
     """Returns the formats whose loss is measured in all layers, the largest first: those that are compared, and those
     that a quantized file has its MLPs in, which are kept; of such a file none that are larger."""
-    own = _own_of_layers(model)
+    own = own_formats_of_mlps(model)
     most_bytes = _most_bytes(own)
     return _largest_first({*own, *(name for name in _compared(model) if slice_bytes(SAMPLE, name) <= most_bytes)})
 
@@ -92,16 +91,12 @@ def layer_formats_of(model: Model) -> tuple[FormatName, ...]:
 def larger_formats_of(model: Model) -> tuple[FormatName, ...]:
     """Returns the other formats that are compared, the smallest first: a quantized file gains by them only where its
     own format, in which down projections are rounded by columns, loses too much."""
-    most_bytes = _most_bytes(_own_of_layers(model))
+    most_bytes = _most_bytes(own_formats_of_mlps(model))
     return _largest_first(name for name in _compared(model) if slice_bytes(SAMPLE, name) > most_bytes)[::-1]
 
 
 def _compared(model: Model) -> tuple[FormatName, ...]:
     return compared_formats(AUTO, model.spec)
-
-
-def _own_of_layers(model: Model) -> set[FormatName]:
-    return {name for layer in range(model.spec.num_hidden_layers) for name in _own(model, f"layers.{layer}.")}
 
 
 def _most_bytes(own: Iterable[FormatName]) -> float:
@@ -111,7 +106,7 @@ def _most_bytes(own: Iterable[FormatName]) -> float:
 def head_formats_of(model: Model) -> tuple[FormatName, ...]:
     """Returns the formats whose loss is measured where the head alone has them: those in at least four bits and fewer
     than its own in a quantized file, and that one."""
-    own, compared = _own_format(model, model.spec.head_role), head_formats(model.spec)
+    own, compared = own_format(model, model.spec.head_role), head_formats(model.spec)
     if own is None or slice_bytes(SAMPLE, own) >= slice_bytes(SAMPLE, HEAD_FORMAT):
         return compared
     return _largest_first({own, *(name for name in compared if slice_bytes(SAMPLE, name) < slice_bytes(SAMPLE, own))})
@@ -121,15 +116,6 @@ def head_formats(spec: ModelSpec) -> tuple[FormatName, ...]:
     """Returns the formats in four bits or more that take fewer bytes than the head's usual one."""
     most, least = slice_bytes(SAMPLE, HEAD_FORMAT), SAMPLE // 2
     return _largest_first(name for name in compared_formats(AUTO, spec) if least <= slice_bytes(SAMPLE, name) < most)
-
-
-def _own(model: Model, prefix: str) -> Iterator[FormatName]:
-    roles = (role for role in model.tensors if role.startswith(prefix) and role.endswith("up_proj.weight"))
-    return (name for role in roles if (name := _own_format(model, role)) is not None)
-
-
-def _own_format(model: Model, role: str) -> FormatName | None:
-    return formats().get(codes_type(model, role) or "")
 
 
 def _largest_first(names: Iterable[FormatName]) -> tuple[FormatName, ...]:

@@ -48,7 +48,7 @@ from coldpress.runtime.sparsity import Selector
 from coldpress.runtime.store import computing
 from coldpress.schemas.device import OF_TOKENS, UNCOMPUTED, DeviceProfile
 from coldpress.schemas.errors import ColdpressError
-from coldpress.schemas.families import of_layers
+from coldpress.schemas.families import of_layers, without_kept
 from coldpress.schemas.memory import OverBudgetError
 from coldpress.schemas.sparsity import Sparsity
 
@@ -197,7 +197,7 @@ class _Quoting:
                 dram_budget_bytes=size,
                 tokens_per_s=1 / one.token_s,
                 method=one.candidate.method,
-                **format_fields(one.candidate.format),
+                **format_fields(without_kept(one.candidate.format)),
                 ratio=1 / one.token_s / own if own else 0.0,
             )
             for size, one in sorted(best.items())
@@ -349,7 +349,7 @@ def _choice(best: Judged, reason: str) -> Choice:
     one = best.candidate
     return Choice(
         method=one.method,
-        **format_fields(one.format),
+        **format_fields(without_kept(one.format)),
         kv_cache=one.kv_cache,
         cache=one.cache,
         density=min(1.0, best.density),

@@ -12,9 +12,10 @@ from coldpress.schemas.families import (
     FamilyName,
     FormatName,
     Formats,
-    OwnHead,
+    OwnFormats,
     UnitFormat,
     head_of,
+    kept_of,
     layer_format,
     layer_formats,
     matrix_formats,
@@ -47,13 +48,15 @@ def format_at(formats: Formats, layer: int, family: FamilyName) -> UnitFormat:
 
 
 def format_fields(formats: Formats) -> dict[str, Any]:
-    return {"format": coarsest(formats), "layer_formats": layer_formats(formats), "head": head_of(formats)}
+    own = {"layer_formats": layer_formats(formats), "head": head_of(formats), "kept": kept_of(formats)}
+    return {"format": coarsest(formats), **own}
 
 
 def in_words(formats: Formats) -> str:
     """Returns a format's name; of several, which layers or matrices have another one; and that of a head's own."""
-    if isinstance(formats, OwnHead):
-        return f"{in_words(formats.layers)}, the head in {formats.head.format}"
+    if isinstance(formats, OwnFormats):
+        layers = in_words(formats.layers)
+        return layers if formats.head is None else f"{layers}, the head in {formats.head.format}"
     if isinstance(formats, str) and JOINT not in formats:
         return formats
     layers, base = (formats,) if isinstance(formats, str) else formats, coarsest(formats)

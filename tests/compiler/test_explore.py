@@ -32,7 +32,7 @@ from coldpress.schemas.activations import Activations
 from coldpress.schemas.corpus import SPLITS, Corpus, Split
 from coldpress.schemas.curves import Curve, Curves, KvCacheLoss, Point
 from coldpress.schemas.errors import ColdpressError
-from coldpress.schemas.families import HeadFormat, OwnHead
+from coldpress.schemas.families import HeadFormat, OwnFormats
 from coldpress.schemas.model import Model
 from tests.support.curves import NO_LOSS, curves_of
 from tests.support.models import write_model
@@ -345,7 +345,7 @@ def test_a_format_keeps_the_floor_with_its_error_added(model: Model, tmp_path: P
     assert Floor(curves, 1.01).formats(tuple(losses)) == ("int8_group32",), "the best, where none keeps it"
     assert Floor(curves, 1.101 * 1.02).least_density("topk", "int8_group32") == 0.5
     assert (Floor(curves, 1.101).least_density("topk", "int8_group32") or 1) > 0.5
-    head = OwnHead(layers="int8_group32", head=HeadFormat(role="lm_head.weight", format="int4_group32"))
+    head = OwnFormats(layers="int8_group32", head=HeadFormat(role="lm_head.weight", format="int4_group32"))
     known = curves.model_copy(update={"heads": tuple(loss for loss in curves.formats if loss.ppl_ratio > 1)})
     assert Floor(known, 1.1).most_format_ratio(head) == pytest.approx(1.04 + 0.02 * 2**0.5)
 

@@ -28,7 +28,7 @@ from coldpress.runtime.quantization import Format
 from coldpress.schemas.activations import Activations
 from coldpress.schemas.corpus import Corpus
 from coldpress.schemas.curves import Curves, FormatLoss
-from coldpress.schemas.families import HeadFormat, OwnHead, with_head
+from coldpress.schemas.families import HeadFormat, OwnFormats, with_own
 from coldpress.schemas.model import Model
 from coldpress.schemas.package import Package
 from coldpress.schemas.sparsity import Sparsity
@@ -94,7 +94,7 @@ def known(model: Model, folder: Path, layers: float = 1.01, **heads: float) -> C
 def test_losses_of_layers_and_head_multiply(model: Model, tmp_path: Path) -> None:
     curves = known(model, tmp_path, int4=1.03, int3=1.2, int8=1.0)
     (formats,) = Floor(curves, 1.05).with_heads("int8_group32", model.spec)
-    assert formats == OwnHead(layers="int8_group32", head=HeadFormat(role=model.spec.head_role, format=NARROW))
+    assert formats == OwnFormats(layers="int8_group32", head=HeadFormat(role=model.spec.head_role, format=NARROW))
     assert Floor(curves, 1.05).format_ratio(formats) == pytest.approx(1.01 * 1.03)
     assert Floor(curves, 1.05).ratio("dense", formats, 1.0) == pytest.approx(1.01 * 1.03)
     assert Floor(curves, 1.04).with_heads("int8_group32", model.spec) == [], "too much together"
@@ -136,7 +136,7 @@ def test_a_smaller_head_makes_room_for_units(
 
 
 def test_it_is_taken_where_the_default_one_does_not_fit(model: Model, activations: Activations, tmp_path: Path) -> None:
-    formats = [with_head("int8_group32", head) for head in (None, HeadFormat(role=model.spec.head_role, format=NARROW))]
+    formats = [with_own("int8_group32", head) for head in (None, HeadFormat(role=model.spec.head_role, format=NARROW))]
     sizes = [cost_model.resident_bytes(model, ("neuron",), one) for one in formats]
     plain = allocated(model, activations, known(model, tmp_path / "a"), tmp_path, "60%").budget
     needed = plain.dram_budget_bytes - plain.buffer_bytes - plain.cache_bytes

@@ -8,7 +8,7 @@ from benchmarks.shared.searches import SEARCHES
 from coldpress.compiler.search import MARGIN, Candidate, Goal, Judged, Space
 from coldpress.compiler.stages.allocate._words import front_of, tried_of
 from coldpress.schemas.errors import ColdpressError
-from coldpress.schemas.families import HeadFormat, head_of, of_layers, with_head
+from coldpress.schemas.families import HeadFormat, head_of, of_layers, with_own
 
 METHODS = ("dense", "topk", "wina", "gate")
 FORMATS = ("int4_group32", "int8_group32")
@@ -110,7 +110,7 @@ def best_with_head(name: str, saved: float, refused: bool = False) -> Judged:
         found = judge(replace(candidate, format=of_layers(candidate.format)))
         return replace(found, candidate=candidate, token_s=found.token_s * (1 - saved * (head is not None)))
 
-    space = replace(SPACE, heads=lambda formats: [with_head(of_layers(formats), HEAD)])
+    space = replace(SPACE, heads=lambda formats: [with_own(of_layers(formats), HEAD)])
     best = Goal().best(SEARCHES[name](space, judge_head, Goal()))
     assert best is not None
     return best
@@ -120,7 +120,7 @@ def best_with_head(name: str, saved: float, refused: bool = False) -> Judged:
 @pytest.mark.parametrize(("saved", "head"), [(0.0, None), (MARGIN - 0.01, None), (MARGIN + 0.01, HEAD)])
 def test_the_head_loses_precision_only_for_a_clear_gain(name: str, saved: float, head: HeadFormat | None) -> None:
     plain = best_with_head(name, 0.0).candidate
-    formats = with_head(of_layers(plain.format), head)
+    formats = with_own(of_layers(plain.format), head)
     assert best_with_head(name, saved).candidate == replace(plain, format=formats)
 
 
@@ -139,7 +139,7 @@ def test_attention_is_streamed_where_nothing_else_fits(name: str, fits: bool) ->
             return replace(found, token_s=2 * found.token_s)
         return found if fits else Judged(candidate, refusal="too large", needed_bytes=9)
 
-    space = replace(SPACE, streams_attention=(False, True), heads=lambda formats: [with_head(formats, HEAD)])
+    space = replace(SPACE, streams_attention=(False, True), heads=lambda formats: [with_own(formats, HEAD)])
     found = SEARCHES[name](space, judge_attention, Goal())
     best = Goal().best(found)
     assert best is not None
@@ -158,7 +158,7 @@ def test_keys_stay_whole_where_the_head_s_gain_is_enough() -> None:
     """Both together save a twentieth, and the head alone nearly as much."""
     both, head, keys = (1 - MARGIN) * 0.98, (1 - MARGIN) * 0.99, 0.99
     taken = [made("dense", 1.0), made("dense", head), made("dense", keys), made("dense", both)]
-    formats = with_head("fp16", HEAD)
+    formats = with_own("fp16", HEAD)
     candidates = [
         replace(one.candidate, format=formats if number % 2 else "fp16", kv_cache="int8" if number > 1 else "fp16")
         for number, one in enumerate(taken)
@@ -169,7 +169,7 @@ def test_keys_stay_whole_where_the_head_s_gain_is_enough() -> None:
 
 def test_the_record_says_what_a_smaller_head_gains() -> None:
     plain = made("dense", 0.02)
-    taken = replace(plain, token_s=0.01, candidate=replace(plain.candidate, format=with_head("fp16", HEAD)))
+    taken = replace(plain, token_s=0.01, candidate=replace(plain.candidate, format=with_own("fp16", HEAD)))
     (tried,) = tried_of(taken, [plain, taken], {}, Goal())
     assert (tried.format, tried.head) == ("fp16", HEAD)
     assert tried.reason is not None

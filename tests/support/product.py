@@ -36,7 +36,7 @@ from coldpress.runtime.store.reads import MAX_READ_BYTES
 from coldpress.schemas.activations import Activations
 from coldpress.schemas.corpus import SPLITS, Corpus, TokenBlocks
 from coldpress.schemas.device import DeviceProfile
-from coldpress.schemas.families import FAMILIES, HeadFormat, mlp_density, with_head
+from coldpress.schemas.families import FAMILIES, HeadFormat, mlp_density, with_own
 from coldpress.schemas.layout import placed_parts
 from coldpress.schemas.model import Model
 from tests.support.dag import inputs_for
@@ -100,6 +100,8 @@ class Source:
     model: Model
     tokens: np.ndarray
     """Test text, int32 [blocks, BLOCK_TOKENS]."""
+    path: Path
+    """The checkpoint."""
 
 
 @dataclass(frozen=True)
@@ -125,9 +127,14 @@ class Difference:
 
 
 def source_of(folder: Path, architecture: str, relu: bool, layers: int = LAYERS, **overrides: Any) -> Source:
-    """Writes and ingests a tiny random model, and writes random text; `overrides` replace keys of config.json."""
+    """Writes and ingests a tiny random model with random text; `overrides` replace keys of config.json."""
     write_model(folder / "tiny", architecture, num_hidden_layers=layers, relu=relu, overrides=overrides)
     model = ingest.run(IngestConfig(model=str(folder / "tiny")), Workspace(folder / "ingest", "test"))
+    return with_text(folder, folder / "tiny", model)
+
+
+def with_text(folder: Path, path: Path, model: Model) -> Source:
+    """Writes the record of a model, whose checkpoint is at `path`, and random text."""
     save_record(model, folder / "ingest.json")
     splits: list[TokenBlocks] = []
     random, vocab_size = np.random.default_rng(5), model.spec.vocab_size
@@ -136,7 +143,7 @@ def source_of(folder: Path, architecture: str, relu: bool, layers: int = LAYERS,
         arrays = save_arrays(folder / f"{split}.safetensors", {"tokens": tokens})
         splits.append(TokenBlocks(split=split, arrays=arrays, num_blocks=len(tokens), block_tokens=BLOCK_TOKENS))
     save_record(Corpus(name="random", text_sha256="0" * 64, splits=tuple(splits)), folder / "tokenize.json")
-    return Source(folder, model, texts["test"])
+    return Source(folder, model, texts["test"], path)
 
 
 def compiled(source: Source, case: Case, folder: Path) -> Path:
@@ -153,7 +160,7 @@ def compiled(source: Source, case: Case, folder: Path) -> Path:
     # nothing is pinned, since the evaluation models caches only
     chosen |= {"pinned_share": 0, "dram_budget": _budget_bytes(source, case, selector)}
     chosen |= {"search_tokens": 64}
-    config = resolve({"model": str(source.folder / "tiny"), **chosen})
+    config = resolve({"model": str(source.path), **chosen})
     folder.mkdir(parents=True)
     save_record(config.device, folder / "device.json")
     inputs = inputs_for(config)
@@ -178,14 +185,14 @@ def _divide_again(source: Source, case: Case, folder: Path, config: AllocateConf
     inputs = allocate.Inputs(source.model, activations, device, work, None, 1)
     (budget,) = allocate.asked_budgets_of(config, source.model, device)
     head = HeadFormat(role=source.model.spec.head_role, format=case.head) if case.head else None
-    formats = with_head(case.layer_formats or case.format, head)
+    formats = with_own(case.layer_formats or case.format, head)
     choice = BudgetChoice(config.model_copy(update={"dram_budget": budget}), formats)
     (found,) = allocate._rungs([choice], inputs)
     save_record(found, folder / "allocate.json")
 
 
 def _budget_bytes(source: Source, case: Case, selector: Any) -> int:
-    model, page_bytes = source.model, resolve({"model": str(source.folder / "tiny")}).device.flash.page_bytes.value
+    model, page_bytes = source.model, resolve({"model": str(source.path)}).device.flash.page_bytes.value
     sections = make_sections(model.spec, families_for(case.method, case.options, model.spec), case.format)
     besides = bookkeeping_bytes(model.spec, sections, case.format, case.method, {"lfu"}, page_bytes)
     if selector.NEEDS_PREDICTORS:

@@ -6,6 +6,7 @@ from collections.abc import Collection
 from coldpress.compiler.candidates import AUTO, DEFAULT_FORMAT, caches_for, own_cache_options
 from coldpress.compiler.cost_model import all_read_units, kv_cache_bytes, resident_bytes, unit_bytes, weight_bytes
 from coldpress.compiler.dense_run import buffers_of
+from coldpress.compiler.kept_codes import keeping
 from coldpress.compiler.sections import Whole, bookkeeping_bytes, make_sections
 from coldpress.compiler.shared_settings import DEFAULT_CACHE
 from coldpress.compiler.stages.allocate import _densities
@@ -33,7 +34,7 @@ def divided(
 ) -> Sparsity:
     """Divides one budget with one method; `densities` are known already, or None. `formats` are those of layers and
     matrices, where they are not all `config.format`, which is their coarsest."""
-    formats = by_layer(formats or config.format, inputs.model.spec.num_hidden_layers)
+    formats = by_layer(formats or keeping(inputs.model, config.format), inputs.model.spec.num_hidden_layers)
     model, device, spec = inputs.model, inputs.device, inputs.model.spec
     (dram_budget,) = asked_budgets_of(config, model, device, inputs.caches)
     method = method_of(config.method, config.options, formats, config.layers_per_group, inputs)

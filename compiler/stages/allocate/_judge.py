@@ -14,6 +14,7 @@ from coldpress.compiler.candidates import (
     with_attention,
 )
 from coldpress.compiler.cost_model import flash_bytes, llm_sparsity, weight_bytes
+from coldpress.compiler.kept_codes import keeping
 from coldpress.compiler.search import Candidate, Judged, Space
 from coldpress.compiler.seconds import Token
 from coldpress.compiler.stages.allocate._config import AllocateConfig
@@ -62,7 +63,7 @@ class BudgetJudge:
     def space(self) -> Space:
         config, model = self._config, self._inputs.model
         num_layers = model.spec.num_hidden_layers
-        formats = tuple(by_layer(name, num_layers) for name in self._floor.formats(self.formats))
+        formats = tuple(by_layer(keeping(model, name), num_layers) for name in self._floor.formats(self.formats))
         return Space(
             methods=candidates(model.spec, config.options),
             formats=formats,

@@ -24,10 +24,12 @@ from coldpress.schemas.families import (
     Formats,
     HeadFormat,
     Method,
-    OwnHead,
+    OwnFormats,
     head_of,
+    kept_of,
     of_layers,
     slice_formats,
+    with_own,
 )
 from coldpress.schemas.layout import KvCacheFormat, RoutingName
 from coldpress.schemas.model import ModelSpec
@@ -60,7 +62,7 @@ class Floor:
 
     def _losses(self, formats: Formats) -> list[Loss]:
         """Returns the losses of layers, of several formats the largest, and of the head, where they are known."""
-        if isinstance(formats, OwnHead):
+        if isinstance(formats, OwnFormats):
             return self._losses(formats.layers) + self._head_loss(formats)
         names = {name for one in ((formats,) if isinstance(formats, str) else formats) for name in slice_formats(one)}
         known = [loss for name in names if (loss := self.curves.format_loss(name)) is not None]
@@ -75,7 +77,7 @@ class Floor:
         that goes with them, and keeps the floor; none where the floor is open."""
         most_bytes = tensor_bytes(spec.head_role, (spec.hidden_size,), layers)
         heads = [HeadFormat(role=spec.head_role, format=loss.format) for loss in self.curves.heads]
-        found = [OwnHead(layers=of_layers(layers), head=head) for head in heads]
+        found = [with_own(of_layers(layers), head, kept_of(layers)) for head in heads]
         return [
             one
             for one in found

@@ -7,7 +7,7 @@ from coldpress.compiler.search import Goal, Judged, fastest_dense
 from coldpress.runtime.plan.kv_cache import DEFAULT_KV_CACHE
 from coldpress.runtime.quantization._mixed import format_fields, in_words
 from coldpress.schemas.errors import ColdpressError
-from coldpress.schemas.families import Method, of_layers
+from coldpress.schemas.families import Method, of_layers, without_kept
 from coldpress.schemas.sparsity import Tried
 
 
@@ -64,7 +64,7 @@ def _entry(one: Judged, reason: str) -> Tried:
     candidate = one.candidate
     return Tried(
         method=candidate.method,
-        **format_fields(candidate.format),
+        **format_fields(without_kept(candidate.format)),
         cache=candidate.cache,
         kv_cache=candidate.kv_cache,
         token_s=one.token_s,

@@ -24,6 +24,7 @@ from coldpress.compiler.cost_model import (
     tensor_bytes,
 )
 from coldpress.compiler.dense_run import dense_run
+from coldpress.compiler.kept_codes import keeping
 from coldpress.compiler.needs import Build
 from coldpress.compiler.quality.variants import head_formats
 from coldpress.compiler.sections import Whole, bookkeeping_bytes, make_sections
@@ -33,7 +34,16 @@ from coldpress.runtime.quantization._mixed import coarsest
 from coldpress.schemas.base import Options
 from coldpress.schemas.device import flash_seconds
 from coldpress.schemas.errors import DoesNotFitError
-from coldpress.schemas.families import FamilyName, FormatName, Formats, HeadFormat, of_layers, unit_keys, with_head
+from coldpress.schemas.families import (
+    FamilyName,
+    FormatName,
+    Formats,
+    HeadFormat,
+    kept_of,
+    of_layers,
+    unit_keys,
+    with_own,
+)
 
 LEAST_CONTEXT = 256
 """Shortest context that is proposed."""
@@ -67,7 +77,8 @@ def least_needs(build: Build, heads: Sequence[FormatName | None] = (None,)) -> I
     asked, role = build.settings["allocate"]["dram_budget"], build.model.spec.head_role
     length = build.context_length
     for kv_cache, name, own in product(build.kv_caches, build.formats, heads):
-        formats = with_head(name, None if own is None else HeadFormat(role=role, format=own))
+        head = None if own is None else HeadFormat(role=role, format=own)
+        formats = with_own(name, head, kept_of(keeping(build.model, name)))
         whole = Whole(build.model, name, length, kv_cache, build.page_bytes, build.caches)
         budgets = tuple(whole.budgets(asked))
         kept = {f"KV cache of {length:,} tokens": kv_cache_bytes(build.model.spec, length, kv_cache)}
