@@ -123,15 +123,9 @@ def read_codes(model: Model, role: str) -> np.ndarray:
     """
     place = _locate(model, role)
     source, entry = place.source, place.entry
-    path, rows = Path(source.file), math.prod(entry.shape[:-1])
-    row_bytes = (entry.stop_bytes - entry.start_bytes) // rows
-    first = (source.index or 0) * entry.shape[-2] if len(entry.shape) > 2 else 0
-    parts = []
-    for start, stop in source.runs():
-        part = np.empty((stop - start, row_bytes), np.uint8)
-        _read_bytes(path, entry.start_bytes + (first + start) * row_bytes, part.reshape(-1))
-        parts.append(part)
-    return _unpaired(np.concatenate(parts), source)
+    num_rows, first = math.prod(entry.shape[:-1]), (source.index or 0) * entry.shape[-2]
+    runs = [(first + start, first + stop) for start, stop in source.runs()]
+    return _unpaired(np.concatenate([_raw_rows(Path(source.file), entry, num_rows, *run) for run in runs]), source)
 
 
 def rotary_inv_freq(model: Model, kind: RotaryKind = "main") -> np.ndarray:
@@ -245,25 +239,27 @@ def _of_expert(
 
 def _stored_entry(path: Path, entry: TensorEntry, index: int) -> np.ndarray:
     """Returns an entry of a tensor, unsigned integers: as stored, or float32's bits of what GGUF's blocks stand for."""
+    each = math.prod(entry.shape[1:-1])
+    rows = _raw_rows(path, entry, each * entry.shape[0], index * each, (index + 1) * each)
     if entry.dtype in QUANTIZED:
-        row_bytes = (entry.stop_bytes - entry.start_bytes) // math.prod(entry.shape[:-1])
-        blocks = np.empty((math.prod(entry.shape[1:-1]), row_bytes), np.uint8)
-        _read_bytes(path, entry.start_bytes + index * blocks.size, blocks.reshape(-1))
-        return decode(blocks, entry.dtype).view(np.uint32).reshape(entry.shape[1:])
-    item = ITEM_BYTES[entry.dtype]
-    data = np.empty(math.prod(entry.shape[1:]) * item, np.uint8)
-    _read_bytes(path, entry.start_bytes + index * data.size, data)
-    return data.view(f"<u{item}").reshape(entry.shape[1:])
+        return decode(rows, entry.dtype).view(np.uint32).reshape(entry.shape[1:])
+    return rows.view(f"<u{ITEM_BYTES[entry.dtype]}").reshape(entry.shape[1:])
 
 
 def read_entry(path: Path, entry: TensorEntry, start: int, stop: int) -> np.ndarray:
     """Returns rows `start` to `stop` of a tensor in a file, float32 [stop - start, …]."""
-    row_bytes = (entry.stop_bytes - entry.start_bytes) // entry.shape[0]
-    data = np.empty((stop - start) * row_bytes, np.uint8)
-    _read_bytes(path, entry.start_bytes + start * row_bytes, data)
+    rows = _raw_rows(path, entry, entry.shape[0], start, stop)
     if entry.dtype in QUANTIZED:
-        return decode(data.reshape(stop - start, row_bytes), entry.dtype)
-    return decode_floats(data, entry.dtype).reshape(stop - start, *entry.shape[1:])
+        return decode(rows, entry.dtype)
+    return decode_floats(rows.reshape(-1), entry.dtype).reshape(stop - start, *entry.shape[1:])
+
+
+def _raw_rows(path: Path, entry: TensorEntry, num_rows: int, start: int, stop: int) -> np.ndarray:
+    """Returns rows of a tensor that has `num_rows`, as the file has them, uint8 [stop - start, row_bytes]."""
+    row_bytes = (entry.stop_bytes - entry.start_bytes) // num_rows
+    rows = np.empty((stop - start, row_bytes), np.uint8)
+    _read_bytes(path, entry.start_bytes + start * row_bytes, rows.reshape(-1))
+    return rows
 
 
 def _read_bytes(path: Path, offset: int, into: np.ndarray) -> None:

@@ -2,7 +2,6 @@
 
 import numpy as np
 
-from coldpress.compiler.llama_cpp.formats import formats
 from coldpress.runtime.kernels.matmul import decode_rows
 
 NAMES = {
@@ -19,14 +18,16 @@ BLOCKS = {
 }
 """Type -> values and bytes of a block."""
 QUANTIZED = frozenset(BLOCKS) - {"F32", "F16", "BF16"}
+NATIVE = QUANTIZED - {"IQ4_XS", "MXFP4"}
+"""Types that the native core has."""
 
 
 def decode(rows: np.ndarray, dtype: str) -> np.ndarray:
     """Returns the values float32 [rows, columns] of rows uint8 [rows, bytes] of a quantized type, as the package gguf
     does; by the native core where it has the type, in a fortieth of the time."""
-    if (format_name := formats().get(dtype)) is not None:
+    if dtype in NATIVE:
         values, nbytes = BLOCKS[dtype]
-        return decode_rows(rows, rows.shape[1] // nbytes * values, format_name, num_threads=1)
+        return decode_rows(rows, rows.shape[1] // nbytes * values, dtype.lower(), num_threads=1)
     from gguf import GGMLQuantizationType  # a tenth of a second
     from gguf.quants import dequantize
 

@@ -66,7 +66,7 @@ def _own_codes(model: Model, role: str, format_name: FormatName) -> np.ndarray |
 
 def keeps_codes(model: Model, role: str, codec: Format) -> bool:
     """Tells whether the source has a matrix's rows in this format, so that they are not rounded."""
-    return codec.GGUF_TYPE is not None and codes_type(model, role) == codec.GGUF_TYPE
+    return codes_type(model, role) == codec.GGUF_TYPE
 
 
 def _columns(model: Model, role: str) -> Read:

@@ -24,8 +24,8 @@ class Format(PluginBase):
     """A slice's number of values is a multiple of this."""
     IS_FINAL: ClassVar[bool] = True
     """True if values that were decoded are encoded as they were: no range is searched anew."""
-    GGUF_TYPE: ClassVar[str | None] = None
-    """The type of GGUF that has the same values and layout; None: there is none."""
+    GGUF_TYPE: ClassVar[str]
+    """The type of GGUF that has the same values and layout."""
     IS_COMPARED: ClassVar[bool] = False
     """True if a search with an open format takes it into account; others take part where a user names them, or where a
     quantized file has them."""

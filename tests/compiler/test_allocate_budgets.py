@@ -253,7 +253,7 @@ def test_all_budgets_share_what_suits_them_together(
 
 def test_a_share_is_one_of_what_the_chosen_formats_take(tmp_path: Path, model: Model, activations: Activations) -> None:
     """While int4 loses too much, three quarters of a model are those of int8, not of the format that is not taken."""
-    losses = {"int3_group32": 1.5, "int4_group32": 1.3, "int8_group32": 1.001}
+    losses = {"q4_1": 1.2, "int4_group32": 1.3, "int8_group32": 1.001}
     curves = curves_of(model, tmp_path / "curves", {"topk": CURVE}, losses, num_tokens=TOKENS)
     for budget in ("75%", "75%,90%"):
         config = config_of(format="auto", dram_budget=budget)
@@ -268,7 +268,7 @@ def test_a_share_that_only_a_larger_format_makes_enough_is_no_refusal(
     tmp_path: Path, model: Model, activations: Activations
 ) -> None:
     """What stays in DRAM is half of the model in int4 and less in int8: the head takes as much in both."""
-    losses = {"int3_group32": 1.5, "int4_group32": 1.3, "int8_group32": 1.001}
+    losses = {"q4_1": 1.2, "int4_group32": 1.3, "int8_group32": 1.001}
     wide = model_of(LAYERS, HIDDEN, UNITS, hidden_act="silu", vocab_size=20_000)
     curves = curves_of(wide, tmp_path / "curves", {"topk": CURVE}, losses, num_tokens=TOKENS)
     config = config_of(format="auto", dram_budget="65%")

@@ -180,8 +180,8 @@ def test_a_plugin_that_the_build_is_compared_with_counts_where_its_name_is_a_tex
     assert used_by("coldpress/runtime/cache/linked.py", cache="lru") >= {"verify"}, "a step of the ladder"
     assert used_by("coldpress/runtime/sparsity/dense.py", method="topk") >= {"verify"}
     assert used_by("coldpress/runtime/quantization/int4_group32.py", format="fp16") >= {"report"}
-    assert used_by("coldpress/runtime/quantization/int3_group32.py", method="auto", format="fp16") >= {"explore"}
-    assert used_by("coldpress/runtime/quantization/int3_group32.py", format="fp16") == set()
+    assert used_by("coldpress/runtime/quantization/q5_1.py", method="auto", format="fp16") >= {"explore"}
+    assert used_by("coldpress/runtime/quantization/q5_1.py", format="fp16") == set()
 
 
 def test_a_cache_policy_concerns_the_stages_that_count_on_it() -> None:
@@ -216,8 +216,7 @@ def test_the_native_core_concerns_the_stages_that_import_it() -> None:
     assert used_by("coldpress/runtime/kernels/intervals.py", method="flash") >= fitting
     for file in ("CMakeLists.txt", "src/intervals.cpp", "src/plan.cpp", "src/kernels_avx2.cpp"):
         found = used_by(f"coldpress/runtime/native/{file}", method="flash")
-        assert found >= fitting | {"calibrate", "place", "package"}
-        assert not found & {"ingest", "tokenize", "relufy", "importance"}
+        assert found >= fitting | {"ingest", "calibrate", "place", "package"}, "ingest decodes GGUF with it"
 
 
 @pytest.mark.parametrize("method", _plugins.names("coldpress.runtime.sparsity"))

@@ -143,7 +143,7 @@ def test_every_candidate_has_a_curve_or_a_reason(curves: Curves) -> None:
         assert tuple(point.density for point in curve.points) == reached
     for method in ("flash", "dip_ca"):
         assert tuple(curve.resident_share for curve in curves.of(method)) == RESIDENT_SHARES
-    in_blocks = {"fp16", "int8_group32", "q5_1", "q4_1", "int4_group32", "int3_group32"}
+    in_blocks = {"fp16", "int8_group32", "q5_1", "q4_1", "int4_group32"}
     assert {loss.format for loss in curves.formats} == in_blocks
 
 
@@ -158,7 +158,7 @@ def test_a_model_with_exact_zeros_has_further_candidates(corpus: Corpus, tmp_pat
 
 def test_narrower_formats_lose_more(curves: Curves) -> None:
     loss = {entry.format: entry.mean_kld for entry in curves.formats}
-    assert loss["fp16"] < loss["int8_group32"] < loss["int4_group32"] < loss["int3_group32"]
+    assert loss["fp16"] < loss["int8_group32"] < loss["q4_1"] < loss["int4_group32"]
 
 
 def in_groups(heads: torch.Tensor) -> torch.Tensor:
@@ -299,7 +299,7 @@ def test_codes_are_those_of_the_build(corpus: Corpus, tmp_path: Path, monkeypatc
     losses = {
         loss.format: loss.mean_kld for loss in explored(model, corpus, tmp_path / "gptq", algorithm="gptq").formats
     }
-    for name in ("int3_group32", "int4_group32"):
+    for name in ("q4_1", "int4_group32"):
         assert losses[name] == pytest.approx(lost_by_codes(model, corpus, name, tmp_path / name), rel=1e-3), name
     assert not list((tmp_path / "gptq" / "explore" / "gram").glob("*.safetensors"))
 

@@ -508,15 +508,6 @@ def test_no_architecture_that_llama_cpp_has_is_left_out():
     assert not left_out & known
 
 
-def test_a_format_without_a_type_is_refused_unless_one_is_named(tmp_path):
-    built = build_artifact(tmp_path / "a", Recipe(small_spec(**SPEC), method="dense", format="int3_group32"))
-    with pytest.raises(
-        ColdpressError, match=r"stored as int3_group32, which GGUF has no type for.* give gguf_type=F16"
-    ):
-        run(built, tmp_path / "a.gguf")
-    assert "blk.0.ffn_up.weight" in run(built, tmp_path / "a.gguf", gguf_type="F16").rounded
-
-
 def test_a_tensor_that_llama_cpp_does_not_read_is_refused():
     mistral, qwen = (_llama_cpp.ARCHITECTURES[name] for name in ("mistral", "qwen2"))
     assert _llama_cpp.tensor_name(qwen, "layers.3.q_proj.bias") == "blk.3.attn_q.bias"

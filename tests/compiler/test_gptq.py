@@ -140,7 +140,7 @@ def test_scales_are_chosen_by_what_an_error_costs(activations, matrix, monkeypat
     changed = []
     for best in (gptq.best_scales, lambda values, prices, kept: best_scales(values, np.ones_like(prices), kept)):
         monkeypatch.setattr(gptq, "best_scales", best)
-        error = decoded(gptq, matrix, "row", "int3_group32", gram(activations)) - matrix
+        error = decoded(gptq, matrix, "row", "int4_group32", gram(activations)) - matrix
         changed.append(float(np.square(activations @ error.T).sum()))
     assert changed[0] < changed[1]
 

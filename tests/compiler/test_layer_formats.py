@@ -50,23 +50,23 @@ def test_words_name_layers_or_matrices() -> None:
     )
     assert in_words((BASE, f"{BASE}+{FINE}")) == "int4_group32 with int8_group32 in down_proj of layer 1"
     assert in_words(DOWN) == in_words((DOWN,) * 11) == "int4_group32 with int8_group32 in down_proj"
-    assert in_words("int8_group32+fp16+int3_group32") == (
-        "int3_group32 with fp16 in up_proj and int8_group32 in gate_proj"
+    assert in_words("int8_group32+fp16+int4_group32") == (
+        "int4_group32 with fp16 in up_proj and int8_group32 in gate_proj"
     )
 
 
 def test_the_coarsest_format_has_the_fewest_bits() -> None:
     assert coarsest(FINE) == FINE
     assert coarsest(BY_MATRIX) == BASE
-    assert coarsest(("fp16", f"fp16+{FINE}+int3_group32")) == "int3_group32"
+    assert coarsest(("fp16", f"fp16+{FINE}+{BASE}")) == BASE
 
 
 def test_a_mixture_loses_at_most_what_its_worst_format_does(tmp_path: Path) -> None:
     """Until a mixture is measured, all its matrices count as if they had that format."""
-    losses = {BASE: 1.3, FINE: 1.01, "int3_group32": 2.0}
+    losses = {BASE: 1.3, FINE: 1.01, "q4_1": 2.0}
     floor = Floor(curves_of(model_of(11, 64, 96), tmp_path, {}, losses), 1.1)
     assert floor.format_ratio(BY_MATRIX) == floor.format_ratio(DOWN) == pytest.approx(1.3)
-    assert floor.format_ratio((FINE, f"{FINE}+{FINE}+int3_group32")) == pytest.approx(2.0)
+    assert floor.format_ratio((FINE, f"{FINE}+{FINE}+q4_1")) == pytest.approx(2.0)
 
 
 # Bytes
@@ -171,7 +171,7 @@ def test_a_division_by_layer_uses_the_budget_to_the_byte(tmp_path: Path, source:
         pytest.param("wina", BY_LAYER, marks=pytest.mark.slow),
         ("wina", BY_MATRIX),
         ("dense", f"{BASE}+{BASE}+{FINE}"),
-        pytest.param("dense", "int8_group32+int3_group32+fp16", marks=pytest.mark.slow),
+        pytest.param("dense", "int8_group32+q5_0+fp16", marks=pytest.mark.slow),
         pytest.param("flash", BY_MATRIX, marks=pytest.mark.slow),
     ],
 )

@@ -265,8 +265,6 @@ def test_what_is_exported_takes_its_room(model: Model, corpus: Corpus, tmp_path:
     assert grown == pytest.approx(matrices * (2 - 34 / 32), rel=0.05)
     assert needs["F16"]["export"].disk_bytes > 2 * matrices
     assert needs["F16"]["export"].ram_bytes > 0
-    with pytest.raises(ColdpressError, match="stored as int3_group32, which GGUF has no type for"):
-        run(model, corpus, tmp_path, export="gguf", format="int3_group32")
 
 
 def test_what_llama_cpp_computes_otherwise_is_refused_before_it_is_built(

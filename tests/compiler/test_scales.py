@@ -13,7 +13,7 @@ from coldpress.runtime.quantization import Format
 from coldpress.schemas.errors import ColdpressError
 
 FORMATS = names("coldpress.runtime.quantization")
-LEVELS = {"int3_group32": range(-4, 4), "int4_group32": range(-8, 8)}
+LEVELS = {"int4_group32": range(-8, 8)}
 
 
 def groups(count: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:

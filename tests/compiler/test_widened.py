@@ -37,7 +37,7 @@ def test_logits_are_equal(folders: tuple[Path, Path]) -> None:
     np.testing.assert_allclose(wide, source, atol=1e-5 * np.abs(source).max())
 
 
-@pytest.mark.parametrize("format_name", ["int4_group32", "int3_group32"])
+@pytest.mark.parametrize("format_name", ["int4_group32", "q4_1"])
 @pytest.mark.parametrize(("role", "axis"), [("gate_proj", "row"), ("down_proj", "column")])
 def test_values_of_units_repeat(
     folders: tuple[Path, Path], tmp_path: Path, role: str, axis: Axis, format_name: FormatName

@@ -36,7 +36,7 @@ def test_k_formats_are_compared_where_they_fit_and_refused_where_they_do_not():
     assert compared_formats("auto", fits) == ("fp16", "int8_group32", "q3_k", "q4_k", "q5_k", "q6_k")
     check_format("q4_k", fits)
     narrow = small_spec(hidden_size=96)
-    assert compared_formats("auto", narrow) == ("fp16", "int3_group32", "int4_group32", "int8_group32", "q4_1", "q5_1")
+    assert compared_formats("auto", narrow) == ("fp16", "int4_group32", "int8_group32", "q4_1", "q5_1")
     assert compared_formats("q5_0", narrow) == ("q5_0",)
     with pytest.raises(ColdpressError, match=r"format=q4_k stores 256 values in a block, and [a-z]+_proj has"):
         check_format("q4_1+q4_1+q4_k", narrow)

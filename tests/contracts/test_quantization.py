@@ -22,7 +22,6 @@ STEP = {
     "fp16": 2**-11,
     "int8_group32": 0.51 / 127,
     "int4_group32": 1.01 / 8,
-    "int3_group32": 1.01 / 4,
     "iq4_nl": 17 / 127,
     "q5_0": 1.01 / 16,
     "q2_k": 1.2,
@@ -223,18 +222,6 @@ def test_int8_rounds_halves_away_from_zero():
     values[0, :4] = 127, 2.5, -2.5, 0.49999997
     code = load("coldpress.runtime.quantization", Format, "int8_group32").encode(values)[0]
     assert code[2:6].view(np.int8).tolist() == [127, 3, -3, 0]
-
-
-def test_int3_layout_by_hand():
-    values = np.zeros((1, 32), np.float32)
-    values[0, 0], values[0, 1], values[0, 9], values[0, 31] = -4, 3, 2, 1
-    code = load("coldpress.runtime.quantization", Format, "int3_group32").encode(values)[0]
-    q = [4] * 32
-    q[0], q[1], q[9], q[31] = 0, 7, 6, 5
-    low = [sum((q[byte + 8 * part] & 3) << (2 * part) for part in range(4)) for byte in range(8)]
-    high = [sum((q[byte + 4 * part] >> 2) << part for part in range(8)) for byte in range(4)]
-    assert code[:2].view("<f2") == 1.0
-    assert code[2:].tolist() == low + high
 
 
 def test_whether_codes_are_finite_is_what_decoding_says(fmt):

@@ -55,7 +55,7 @@ struct Worst {
 
 void check(const Kernels& kernels, Format format, int64_t count, int64_t length) {
     const Kernels& portable = kPortableKernels;
-    const int64_t padded = arranged_values(length), room = padded / kBlock;
+    const int64_t padded = padded_values(length), room = padded / kBlock;
     const std::vector<uint8_t> bytes = random_rows(format, count, length);
     std::vector<const uint8_t*> rows;
     for (int64_t i = 0; i < count + kRowsAhead; ++i)
@@ -83,9 +83,9 @@ void check(const Kernels& kernels, Format format, int64_t count, int64_t length)
 
     std::vector<float> ours(static_cast<size_t>(count)), theirs(ours);
     const auto dot = [&](const Kernels& its, std::vector<float>& out) {
-        std::vector<float> arranged(static_cast<size_t>(arranged_values(length)));
-        its.arrange(format, x.data(), length, arranged.data());
-        its.dot(format, rows.data(), count, length, arranged.data(), out.data());
+        std::vector<float> in(static_cast<size_t>(padded));
+        std::copy_n(x.begin(), length, in.begin());
+        its.dot(format, rows.data(), count, length, in.data(), out.data());
     };
     dot(kernels, ours);
     dot(portable, theirs);
@@ -94,10 +94,10 @@ void check(const Kernels& kernels, Format format, int64_t count, int64_t length)
 
     std::vector<float> y(static_cast<size_t>(length), 1.0f), z(y);
     const auto axpy = [&](const Kernels& its, std::vector<float>& out) {
-        std::vector<float> arranged(static_cast<size_t>(arranged_values(length)));
-        its.arrange(format, out.data(), length, arranged.data());
-        its.axpy(format, rows.data(), count, length, coefficients.data(), arranged.data());
-        its.restore(format, arranged.data(), length, out.data());
+        std::vector<float> sums(static_cast<size_t>(padded));
+        std::copy_n(out.begin(), length, sums.begin());
+        its.axpy(format, rows.data(), count, length, coefficients.data(), sums.data());
+        std::copy_n(sums.begin(), length, out.begin());
     };
     axpy(kernels, y);
     axpy(portable, z);
@@ -183,7 +183,7 @@ void check_functions(const Kernels& kernels) {
 }  // namespace
 
 int main() {
-    for (Format format : {Format::fp16, Format::int8_group32, Format::int4_group32, Format::int3_group32, Format::q4_k,
+    for (Format format : {Format::fp16, Format::int8_group32, Format::int4_group32, Format::q4_k,
                           Format::q4_1, Format::q6_k, Format::q5_k, Format::q5_0, Format::q5_1, Format::iq4_nl,
                           Format::q3_k, Format::q2_k})
         for (int64_t count : {1, 4, 7, 9})

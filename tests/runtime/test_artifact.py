@@ -314,7 +314,7 @@ def test_a_predictor_of_another_rank_or_format_is_refused(predictor_artifact, tm
 def test_a_predictor_in_an_unknown_format_is_refused(predictor_artifact, tmp_path):
     path = shutil.copytree(predictor_artifact.path, tmp_path / "a")
     change_manifest(path, lambda manifest: manifest["predictors"][3].update(format="int3"))
-    refuse(path, errors.ModelError, "predictors[3].format is int3", "one of fp16, int3_group32, int4_group32")
+    refuse(path, errors.ModelError, "predictors[3].format is int3", "one of fp16, int4_group32, int8_group32")
 
 
 # Tensor files: (header as a function of a valid one, words)

@@ -145,7 +145,7 @@ def test_each_of_several_vectors_has_the_bits_that_it_has_alone(rng, fmt, kind):
 
 @pytest.mark.parametrize("kind", activations.ACTIVATIONS)
 @pytest.mark.parametrize(
-    "formats", [("int4_group32", "int4_group32", "int8_group32"), ("int8_group32", "int3_group32", "fp16")]
+    "formats", [("int4_group32", "int4_group32", "int8_group32"), ("int8_group32", "q4_1", "fp16")]
 )
 def test_slices_of_several_formats_are_multiplied_each_in_its_own(rng, kind, formats):
     """For one vector and for several; without any slice, or with both of them."""

@@ -30,9 +30,9 @@ MATRICES = FINER | {
     7: f"{BASE}+{BASE}+{FINE}",
     10: f"{FINE}+{FINE}+{BASE}",
 }
-THREE = dict.fromkeys(range(11), "int8_group32+int3_group32+fp16")
-SIZES = {"fp16": 128, FINE: 68, BASE: 36, "int3_group32": 28}
-"""Bytes of a slice of 64 values: 2 a value, or 2 groups of a scale and 32, 16 or 12 bytes."""
+THREE = dict.fromkeys(range(11), "int8_group32+q5_0+fp16")
+SIZES = {"fp16": 128, FINE: 68, BASE: 36, "q5_0": 44}
+"""Bytes of a slice of 64 values: 2 a value, or 2 groups of 34, 18 or 22 bytes."""
 TOKENS = np.array([3, 14, 15, 92, 65, 35, 89, 79, 32, 38, 46, 26])
 PROMPT = [5, 17, 3, 60]
 SPEC = small_spec(num_hidden_layers=11, intermediate_size=96, hidden_act="silu")
@@ -233,7 +233,7 @@ def _without(manifest):
 @pytest.mark.parametrize(
     ("change", "kind", "words"),
     [
-        (_of_section(format=BASE), errors.SectionError, ["sections[3].format", "one of fp16, int3_group32, int8_gr"]),
+        (_of_section(format=BASE), errors.SectionError, ["sections[3].format", "one of fp16, int8_group32"]),
         (_of_section(format="int5"), errors.SectionError, ["sections[3].format", "'int5'"]),
         (_of_section(format="int4_2_2"), errors.SectionError, ["sections[3].format", "'int4_2_2'"]),
         (

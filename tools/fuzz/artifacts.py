@@ -136,7 +136,7 @@ def layer_format(folder: Path, chance: random.Random) -> str:
     manifest = _manifest(folder)
     try:
         holder = chance.choice((*manifest["flash"]["sections"], *manifest["families"]))
-        names = ("int8_group32", "int3_group32", "int4_group32", "fp16", "dense", "")
+        names = ("int8_group32", "q4_1", "int4_group32", "fp16", "dense", "")
         several = "+".join(chance.choices(names, k=chance.randint(1, 5)))
         holder["format"] = chance.choice((*names, None, several, "int4_group32+int8_group32+int4_group32"))
         if chance.random() < 0.5:
@@ -271,7 +271,7 @@ _LATENT: dict[str, Any] = {
 RECIPES = {
     "relu": Recipe(spec=_spec(vocab_size=384, bos_token_id=0, eos_token_ids=(1,))),
     "topk": Recipe(spec=_spec(), method="topk", format="int4_group32", cache="lfu", layers_per_group=2),
-    "cats": Recipe(spec=_spec(), method="cats", format="int3_group32"),
+    "cats": Recipe(spec=_spec(), method="cats", format="q5_1"),
     "dip": Recipe(spec=_spec(), method="dip_ca"),
     "predictor": Recipe(spec=_spec(bos_token_id=2), method="predictor", format="int8_group32"),
     "opt": Recipe(

@@ -8,6 +8,7 @@ from coldpress.compiler.candidates import (
     caches_for,
     candidates,
     compared_formats,
+    formats_for,
     own_cache_options,
     own_options,
     routings_for,
@@ -87,7 +88,8 @@ class BudgetJudge:
     @property
     def formats(self) -> tuple[UnitFormat, ...]:
         """The formats that are compared: those whose loss was measured, or the one that the user named."""
-        named, measured = self._config.format, tuple(sorted(loss.format for loss in self._floor.curves.formats))
+        known = {loss.format for loss in self._floor.curves.formats}.intersection(formats_for(AUTO))
+        named, measured = self._config.format, tuple(sorted(known))  # of an older version, some may be no longer known
         return measured if named == AUTO and measured else compared_formats(named, self._inputs.model.spec)
 
     @property

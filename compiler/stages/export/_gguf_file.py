@@ -10,9 +10,9 @@ import gguf
 import numpy as np
 
 from coldpress.compiler.llama_cpp.architectures import Architecture
-from coldpress.compiler.llama_cpp.formats import formats
+from coldpress.compiler.llama_cpp.formats import formats, type_of
 from coldpress.compiler.stages.export import _gguf_vocabulary, _llama_cpp
-from coldpress.compiler.stages.export._gguf_options import Options, fits, own_type
+from coldpress.compiler.stages.export._gguf_options import Options, fits
 from coldpress.compiler.stages.export._stored import StoredModel, StoredTensor
 from coldpress.runtime import plugins
 from coldpress.runtime.quantization import Format
@@ -101,7 +101,7 @@ def _planned(model: StoredModel, architecture: Architecture, roles: tuple[str, .
 def _type_of(stored: StoredTensor, options: Options) -> str:
     if stored.format is None:
         return "F32"
-    wanted = own_type(stored.role, stored.format) if options.gguf_type == "stored" else options.gguf_type
+    wanted = type_of(stored.format) if options.gguf_type == "stored" else options.gguf_type
     return wanted if fits(wanted, stored.shape[1]) else "F16"
 
 

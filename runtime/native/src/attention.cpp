@@ -21,20 +21,19 @@ void soft_cap(std::vector<float>& scores, float cap) {
 }
 
 void attend_head(const Attention& a, int64_t head, float* out) {
-    const int64_t kv_head = head / (a.heads / a.kv_heads), arranged = arranged_values(a.head_dim);
+    const int64_t kv_head = head / (a.heads / a.kv_heads), padded = padded_values(a.head_dim);
     const int64_t head_bytes = row_bytes(a.format, a.head_dim);
     const int64_t stride = a.kv_heads * head_bytes, offset = kv_head * head_bytes;
     const auto rows_of = [&](const uint8_t* tensor, int64_t t) { return tensor + t * stride + offset; };
     std::vector<const uint8_t*> rows(static_cast<size_t>(a.positions + kRowsAhead));
-    std::vector<float> scores(static_cast<size_t>(a.positions)), values(static_cast<size_t>(a.head_dim));
-    Floats query(arranged), sums(arranged);
+    std::vector<float> scores(static_cast<size_t>(a.positions));
+    Floats query(padded), sums(padded);
 
     for (int64_t t = 0; t < a.positions; ++t) rows[static_cast<size_t>(t)] = rows_of(a.keys, t);
     for (int64_t t = 0; t < kRowsAhead; ++t)
         rows[static_cast<size_t>(a.positions + t)] = rows_of(a.values, std::min(t, a.positions - 1));
-    std::transform(a.queries + head * a.head_dim, a.queries + (head + 1) * a.head_dim, values.begin(),
+    std::transform(a.queries + head * a.head_dim, a.queries + (head + 1) * a.head_dim, query.data(),
                    [&a](float value) { return a.scale * value; });
-    kernels().arrange(a.format, values.data(), a.head_dim, query.data());
     kernels().dot(a.format, rows.data(), a.positions, a.head_dim, query.data(), scores.data());
 
     if (a.softcap > 0.0f) soft_cap(scores, a.softcap);
@@ -49,8 +48,8 @@ void attend_head(const Attention& a, int64_t head, float* out) {
 
     for (int64_t t = 0; t < a.positions; ++t) rows[static_cast<size_t>(t)] = rows_of(a.values, t);
     kernels().axpy(a.format, rows.data(), a.positions, a.head_dim, scores.data(), sums.data());
-    kernels().restore(a.format, sums.data(), a.head_dim, values.data());
-    std::transform(values.begin(), values.end(), out + head * a.head_dim, [total](float sum) { return sum / total; });
+    std::transform(sums.data(), sums.data() + a.head_dim, out + head * a.head_dim,
+                   [total](float sum) { return sum / total; });
 }
 
 }  // namespace

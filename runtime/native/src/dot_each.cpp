@@ -9,13 +9,13 @@
 namespace coldpress {
 namespace {
 
-// Vectors of float32 in the kernels' order.
-class Arranged {
+// Vectors of float32 with zeros behind their ends.
+class Padded {
    public:
-    Arranged(Format format, const float* x, int64_t length, int count) : memory_(count * arranged_values(length)) {
+    Padded(const float* x, int64_t length, int count) : memory_(count * padded_values(length)) {
         for (int t = 0; t < count; ++t) {
-            vectors_.push_back(memory_.data() + t * arranged_values(length));
-            kernels().arrange(format, x + t * length, length, memory_.data() + t * arranged_values(length));
+            vectors_.push_back(memory_.data() + t * padded_values(length));
+            std::copy_n(x + t * length, length, memory_.data() + t * padded_values(length));
         }
     }
 
@@ -50,7 +50,7 @@ void dot_each(const Rows& rows, const float* x, int tokens, int bits, float* out
                 inputs[static_cast<size_t>(t)].dot(at, count, out + t * rows.count + first);
         });
     }
-    const Arranged inputs(rows.format, x, rows.length, tokens);
+    const Padded inputs(x, rows.length, tokens);
     over_tasks(rows, tokens, threads, [&](int64_t first, const uint8_t* const* at, int64_t count) {
         std::vector<float*> to;
         for (int t = 0; t < tokens; ++t) to.push_back(out + t * rows.count + first);

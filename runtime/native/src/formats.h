@@ -7,28 +7,12 @@
 
 namespace coldpress {
 
-// Those from q4_k on have a Layout.
+// All but the first two have a Layout.
 enum class Format {
-    fp16, int8_group32, int4_group32, int3_group32, q4_k, q4_1, q6_k, q5_k, q5_0, q5_1, iq4_nl, q3_k, q2_k
+    fp16, int8_group32, int4_group32, q4_k, q4_1, q6_k, q5_k, q5_0, q5_1, iq4_nl, q3_k, q2_k
 };
 
 constexpr int64_t kBlock = 32;
-
-// Codes of 3 or 4 bits, packed as runtime/quantization/_bits.py says: value = (code - zero) * scale.
-struct Codes {
-    int bits, zero;
-};
-
-constexpr Codes codes_of(Format format) {
-    switch (format) {
-        case Format::int4_group32:
-            return {4, 8};
-        case Format::int3_group32:
-            return {3, 4};
-        default:
-            return {};
-    }
-}
 
 // A block of llama.cpp's formats: value = scale * code + start. Each `group` values share a scale, which is the block's,
 // in K formats times a small number of the group; and a start, which is -zero times the scale, or a minimum, found
@@ -48,6 +32,8 @@ constexpr int8_t kLevels[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13,
 // Its `values` are 0 for a format without a layout.
 constexpr Layout layout_of(Format format) {
     switch (format) {
+        case Format::int4_group32:
+            return {32, 18, 32, 0, kNone, kNone, 4, 2, 0, kNone, 8};
         case Format::q4_1:
             return {32, 20, 32, 0, 2, kNone, 4, 4, 0, kNone, 0};
         case Format::q5_0:
@@ -78,8 +64,7 @@ constexpr int64_t block_values(Format format) { return has_layout(format) ? layo
 
 constexpr int64_t block_bytes(Format format) {
     if (has_layout(format)) return layout_of(format).bytes;
-    if (format == Format::fp16) return 64;
-    return format == Format::int8_group32 ? 34 : 2 + kBlock / 8 * codes_of(format).bits;
+    return format == Format::fp16 ? 64 : 34;
 }
 
 constexpr int64_t blocks_of(int64_t length, int64_t values = kBlock) { return (length + values - 1) / values; }

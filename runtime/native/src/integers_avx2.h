@@ -11,31 +11,10 @@
 namespace coldpress {
 namespace {
 
-// The high bits of a block with three bits, four bytes: bit 2 k of byte j is that of value 8 k + j.
-inline int64_t spread_bits(const uint8_t* p) {
-    uint32_t bits;
-    __builtin_memcpy(&bits, p, sizeof bits);
-    return static_cast<int64_t>(bits) | static_cast<int64_t>(bits >> 1) << 32;
-}
-
 // The low and then the high halves of 16 bytes.
 inline __m256i nibbles_of(const uint8_t* p) {
     const __m128i pairs = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p)), low = _mm_set1_epi8(15);
     return _mm256_set_m128i(_mm_and_si128(_mm_srli_epi16(pairs, 4), low), _mm_and_si128(pairs, low));
-}
-
-// The codes of a block, in order, as bytes. With three bits, lane k of 64 bits holds values 8 k to 8 k + 7: bits 2 k and
-// 2 k + 1 of eight bytes are their low bits.
-template <int kBits>
-inline __m256i unpacked_codes(const uint8_t* block) {
-    if constexpr (kBits == 4) return nibbles_of(block + 2);
-    int64_t low;
-    __builtin_memcpy(&low, block + 2, sizeof low);
-    const __m256i shifts = _mm256_setr_epi64x(0, 2, 4, 6);
-    const __m256i lows = _mm256_and_si256(_mm256_srlv_epi64(_mm256_set1_epi64x(low), shifts), _mm256_set1_epi8(3));
-    const __m256i twice = _mm256_set1_epi64x(spread_bits(block + 10));
-    const __m256i highs = _mm256_and_si256(_mm256_srlv_epi64(twice, shifts), _mm256_set1_epi8(1));
-    return _mm256_or_si256(lows, _mm256_slli_epi16(highs, 2));
 }
 
 // Sums of products of signed numbers, 16 and 16, and those of x.
@@ -47,20 +26,11 @@ inline __m256i signed_products(__m128i first, __m128i second, const int8_t* x) {
     return _mm256_add_epi32(half(first, x), half(second, x + 16));
 }
 
-// Sums of products of a block's codes and 32 whole numbers of 8 bits: 8 partial sums, exact.
+// Sums of products of a block of int8_group32 and 32 whole numbers of 8 bits: 8 partial sums, exact.
 template <Format F>
 inline __m256i block_products(const uint8_t* block, const int8_t* x) {
     const auto load16 = [](const void* p) { return _mm_loadu_si128(static_cast<const __m128i*>(p)); };
-    if constexpr (codes_of(F).bits > 0) {
-        const __m256i numbers = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(x));
-        // Sums of two products have at most 14 bits.
-        const __m256i zeros = _mm256_set1_epi8(codes_of(F).zero);
-        const __m256i sums = _mm256_sub_epi16(_mm256_maddubs_epi16(unpacked_codes<codes_of(F).bits>(block), numbers),
-                                              _mm256_maddubs_epi16(zeros, numbers));
-        return _mm256_madd_epi16(sums, _mm256_set1_epi16(1));
-    } else {
-        return signed_products(load16(block + 2), load16(block + 18), x);
-    }
+    return signed_products(load16(block + 2), load16(block + 18), x);
 }
 
 // Four bytes from each of eight places. Compilers build the same from numbers by way of memory, and wait for it.

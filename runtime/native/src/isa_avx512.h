@@ -33,22 +33,9 @@ struct Isa : Bytes32 {
         if constexpr (F == Format::fp16) {
             for (int i = 0; i < 2; ++i)
                 values[i] = _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(block + 32 * i)));
-        } else if constexpr (F == Format::int8_group32) {
+        } else {
             for (int i = 0; i < 2; ++i)
                 values[i] = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(load16(block + 2 + 16 * i)));
-        } else {
-            const __m512 codes_in_order = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-            const __m512 table = _mm512_sub_ps(codes_in_order, set1(codes_of(F).zero));
-            if constexpr (codes_of(F).bits < 4) {
-                const __m256i codes = unpacked_codes<codes_of(F).bits>(block);
-                values[0] = _mm512_permutexvar_ps(_mm512_cvtepu8_epi32(_mm256_castsi256_si128(codes)), table);
-                values[1] = _mm512_permutexvar_ps(_mm512_cvtepu8_epi32(_mm256_extracti128_si256(codes, 1)), table);
-                return;
-            }
-            // vpermps uses only the low four bits of each lane: one lookup masks, turns a code into a level and converts.
-            const __m512i pairs = _mm512_cvtepu8_epi32(load16(block + 2));
-            values[0] = _mm512_permutexvar_ps(pairs, table);
-            values[1] = _mm512_permutexvar_ps(_mm512_srli_epi32(pairs, 4), table);
         }
     }
     template <Format F>
@@ -73,23 +60,6 @@ struct Isa : Bytes32 {
         return fma(to_float(code_products<F, P>(codes, x, at)), _mm512_zextps256_ps512(of_groups<F>(scales)), sum);
     }
 };
-
-// The codes of four consecutive blocks of int4: each block has a quarter of the lanes.
-inline __m512i codes_of_four(const uint8_t* blocks) {
-    // Words of 64 bytes that begin with the first scale, and the last block's last 8 bytes behind them.
-    const __m512i places = _mm512_set_epi16(0, 0, 0, 0, 31, 30, 29, 28, 26, 25, 24, 23, 22, 21, 20, 19, 17, 16, 15, 14,
-                                            13, 12, 11, 10, 8, 7, 6, 5, 4, 3, 2, 1);
-    const __m512i most = _mm512_permutexvar_epi16(places, _mm512_loadu_si512(blocks));
-    return _mm512_mask_loadu_epi64(most, 0x80, blocks + 8);
-}
-
-// The scales of the four blocks, each in its block's lanes.
-inline __m512 scales_of_four(const uint8_t* blocks) {
-    const __m512i places = _mm512_set_epi16(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 27, 27, 27, 27, 18, 18, 18,
-                                            18, 9, 9, 9, 9, 0, 0, 0, 0);
-    const __m512i halves = _mm512_permutexvar_epi16(places, _mm512_loadu_si512(blocks));
-    return _mm512_cvtph_ps(_mm512_castsi512_si256(halves));
-}
 
 }  // namespace
 }  // namespace coldpress

@@ -2,8 +2,8 @@
 //
 // Conventions: a row is a pointer to the bytes of one slice, at any alignment; `length` is its number of values. The
 // array of `count` rows is followed by kRowsAhead more, which are prefetched meanwhile: the rows to be read next, or
-// any valid rows. Float32 vectors that rows multiply or are added to (x, y) have the kernels' order of values, that of
-// `arrange`, and room for arranged_values(length) of them. Sums are float32. A row's result never depends on the rows
+// any valid rows. Float32 vectors that rows multiply or are added to (x, y) have room for padded_values(length), and zeros
+// behind their end. Sums are float32. A row's result never depends on the rows
 // computed together with it, so that the split over threads changes no bit.
 #pragma once
 
@@ -32,17 +32,14 @@ constexpr int64_t kPiece = 256;
 constexpr int64_t kRoundedBlocks = 8;  // buffers have room for a multiple of this many blocks
 constexpr int64_t kRowsAhead = 4;  // fewer arrive too late, more evict other data from the L1 cache
 
-// Room for `length` values in the kernels' order.
-constexpr int64_t arranged_values(int64_t length) {
+// Room for `length` values.
+constexpr int64_t padded_values(int64_t length) {
     constexpr int64_t chunk = kRoundedBlocks * kBlock;
     return (length + chunk - 1) / chunk * chunk;
 }
 
 struct Kernels {
     const char* name;
-    // out = x[length] in the order of products with rows of this format, padded with zeros; and the inverse
-    void (*arrange)(Format, const float* x, int64_t length, float* out);
-    void (*restore)(Format, const float* arranged, int64_t length, float* out);
     // out[i] = dot(row i, x)
     void (*dot)(Format, const uint8_t* const* rows, int64_t count, int64_t length, const float* x, float* out);
     // y[j] += sum over i, in order, of coefficients[i] * row i [j]

@@ -37,34 +37,8 @@ struct Isa : Bytes32 {
         if constexpr (F == Format::fp16) {
             for (int i = 0; i < 4; ++i)
                 values[i] = _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(block + 16 * i)));
-        } else if constexpr (F == Format::int8_group32) {
-            for (int i = 0; i < 4; ++i) values[i] = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(load8(block + 2 + 8 * i)));
-        } else if constexpr (codes_of(F).bits < 4) {
-            // Each 32-bit lane j holds a byte whose bits 2 k and 2 k + 1 are the low bits of value 8 k + j, and another
-            // one whose bit 2 k is the high bit. vpermilps uses only the low two bits of each lane: one lookup turns them
-            // into a level and converts. The high bit, moved to the sign, chooses between two tables: vpermps would do
-            // with one, but takes two to four times as long on AMD.
-            const auto levels = [](int first) {
-                const float level = static_cast<float>(first - codes_of(F).zero);
-                const __m128 four = _mm_setr_ps(level, level + 1, level + 2, level + 3);
-                return _mm256_set_m128(four, four);
-            };
-            const __m256i low = _mm256_cvtepu8_epi32(load8(block + 2));
-            const __m256i high = _mm256_cvtepu8_epi32(_mm_cvtsi64_si128(spread_bits(block + 10)));
-            for (int k = 0; k < 4; ++k) {
-                const __m256i codes = _mm256_srli_epi32(low, 2 * k);
-                const __m256 chosen = _mm256_castsi256_ps(_mm256_slli_epi32(high, 31 - 2 * k));
-                values[k] = _mm256_blendv_ps(_mm256_permutevar_ps(levels(0), codes),
-                                             _mm256_permutevar_ps(levels(4), codes), chosen);
-            }
         } else {
-            const __m256i low = _mm256_set1_epi32(15), zero = _mm256_set1_epi32(codes_of(F).zero);
-            const auto levels = [&](__m256i codes) { return _mm256_cvtepi32_ps(_mm256_sub_epi32(codes, zero)); };
-            for (int i = 0; i < 2; ++i) {  // each 32-bit lane holds one byte: two values, 16 places apart
-                const __m256i pairs = _mm256_cvtepu8_epi32(load8(block + 2 + 8 * i));
-                values[i] = levels(_mm256_and_si256(pairs, low));
-                values[i + 2] = levels(_mm256_srli_epi32(pairs, 4));
-            }
+            for (int i = 0; i < 4; ++i) values[i] = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(load8(block + 2 + 8 * i)));
         }
     }
     template <Format F>
@@ -94,7 +68,6 @@ struct Isa : Bytes32 {
 }  // namespace
 }  // namespace coldpress
 
-#include "kernels_chunks.h"
 #include "kernels_body.h"
 #include "kernels_integers.h"
 #include "kernels_activations.h"
@@ -102,6 +75,6 @@ struct Isa : Bytes32 {
 #include "kernels_matrix.h"
 
 namespace coldpress {
-const Kernels kAvx2Kernels{"avx2", arrange, restore, dot, axpy, round_blocks, dot_rounded, decode, exp_sum, activate,
+const Kernels kAvx2Kernels{"avx2", dot, axpy, round_blocks, dot_rounded, decode, exp_sum, activate,
                                dot_tokens, axpy_tokens, multiply, decode_panels};
 }

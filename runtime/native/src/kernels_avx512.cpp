@@ -1,8 +1,6 @@
 // AVX-512 (F, BW, VL, DQ) without the byte products of VNNI.
 #include "isa_avx512.h"
 // The order of includes matters: the inner loops are written over Isa.
-#include "kernels_chunks.h"
-#include "kernels_chunks_avx512.h"
 #include "kernels_pieces_avx512.h"
 #include "kernels_body.h"
 #include "kernels_integers.h"
@@ -11,6 +9,6 @@
 #include "kernels_matrix.h"
 
 namespace coldpress {
-const Kernels kAvx512Kernels{"avx512", arrange, restore, dot, axpy, round_blocks, dot_rounded, decode, exp_sum, activate,
+const Kernels kAvx512Kernels{"avx512", dot, axpy, round_blocks, dot_rounded, decode, exp_sum, activate,
                                dot_tokens, axpy_tokens, multiply, decode_panels};
 }

@@ -1,8 +1,6 @@
 // VNNI beside AVX-512: sums of four products of bytes in one instruction. All else is that of kernels_avx512.cpp.
 #include "isa_avx512.h"
 // The order of includes matters: the inner loops are written over Isa.
-#include "kernels_chunks.h"
-#include "kernels_chunks_avx512.h"
 #include "kernels_pieces_avx512.h"
 #include "kernels_body.h"
 #include "kernels_rounding.h"
@@ -10,125 +8,75 @@
 namespace coldpress {
 namespace {
 
-// One vector of bytes holds `kBlocks` blocks of a format, which share its 32-bit lanes equally. vpdpbusd takes codes as
-// unsigned, so each lane's sum is too large by `kOffset` times its numbers; sums begin at minus that.
-template <Format F>
-struct Packed {
-    static constexpr Codes kCodes = codes_of(F);
-    static constexpr bool kNibbles = kCodes.bits == 4;
-    static constexpr int64_t kBlocks = kNibbles ? 4 : 2, kLanes = 16 / kBlocks, kBytes = kBlocks * block_bytes(F);
-    static constexpr int32_t kOffset = kCodes.bits ? kCodes.zero : 128;
-    static constexpr int kVectors = kNibbles ? 2 : 1;  // the two nibbles of a byte are 16 values apart
+// One vector of bytes holds two blocks of int8_group32, which have eight 32-bit lanes each. vpdpbusd takes codes as
+// unsigned, so each lane's sum is too large by 128 times its numbers; sums begin at minus that.
+constexpr int64_t kLanes = 8, kPair = 2 * block_bytes(Format::int8_group32);
 
-    // Codes as unsigned bytes: the low and then the high nibbles of four blocks, or all codes of two blocks.
-    static void codes(const uint8_t* p, __m512i* out) {
-        if constexpr (kNibbles) {
-            const __m512i pairs = codes_of_four(p), low = _mm512_set1_epi8(15);
-            out[0] = _mm512_and_si512(pairs, low);
-            out[1] = _mm512_and_si512(_mm512_srli_epi16(pairs, 4), low);
-        } else if constexpr (kCodes.bits > 0) {
-            const __m512i first = _mm512_castsi256_si512(unpacked_codes<kCodes.bits>(p));
-            out[0] = _mm512_inserti64x4(first, unpacked_codes<kCodes.bits>(p + block_bytes(F)), 1);
-        } else {
-            const auto load = [](const uint8_t* from) {
-                return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
-            };
-            const __m512i both = _mm512_inserti64x4(_mm512_castsi256_si512(load(p + 2)), load(p + 36), 1);
-            out[0] = _mm512_xor_si512(both, _mm512_set1_epi8(-128));
-        }
-    }
-
-    // Each block's scale in its lanes.
-    static __m512 scales(const uint8_t* p) {
-        if constexpr (kNibbles) {
-            return scales_of_four(p);
-        } else {
-            int16_t first, second;
-            __builtin_memcpy(&first, p, sizeof first);
-            __builtin_memcpy(&second, p + block_bytes(F), sizeof second);
-            return _mm512_cvtph_ps(_mm256_set_m128i(_mm_set1_epi16(second), _mm_set1_epi16(first)));
-        }
-    }
-};
-
-// Stores a block's numbers and the start values of its lanes where `Packed` expects them.
-template <Format F>
-void pack_block(int64_t b, const int8_t* numbers, int8_t* plane, int32_t* starts) {
-    using Place = Packed<F>;
-    const int64_t group = b / Place::kBlocks, member = b % Place::kBlocks;
-    constexpr int64_t run = 4 * Place::kLanes;  // values of a block in one vector
-    for (int64_t v = 0; v < Place::kVectors; ++v)
-        __builtin_memcpy(plane + (group * Place::kVectors + v) * 64 + member * run, numbers + v * run, run);
-    const __m256i ones = _mm256_set1_epi8(1), all = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(numbers));
-    const __m256i sums = _mm256_mullo_epi32(_mm256_dpbusd_epi32(_mm256_setzero_si256(), ones, all),
-                                            _mm256_set1_epi32(-Place::kOffset));
-    int32_t* lanes = starts + b * Place::kLanes;
-    if constexpr (Place::kNibbles)
-        _mm_storeu_si128(reinterpret_cast<__m128i*>(lanes),
-                         _mm_add_epi32(_mm256_castsi256_si128(sums), _mm256_extracti128_si256(sums, 1)));
-    else
-        _mm256_storeu_si256(reinterpret_cast<__m256i*>(lanes), sums);
-}
-
-template <Format F>
-void round_format(const float* x, int64_t blocks, const Rounded& out) {
-    constexpr int64_t lanes = Packed<F>::kLanes, members = Packed<F>::kBlocks;
+void round_pairs(const float* x, int64_t blocks, const Rounded& out) {
     int8_t numbers[2][kBlock] = {};
-    for (int64_t b = 0; b < (blocks + members - 1) / members * members; ++b) {
+    for (int64_t b = 0; b < (blocks + 1) / 2 * 2; ++b) {
         float scale = 0.0f;
         if (b < blocks)
             scale = out.num_planes == 2 ? round_group<2>(x + b * kBlock, numbers[0], numbers[1])
                                         : round_group<1>(x + b * kBlock, numbers[0], nullptr);
-        for (int64_t i = 0; i < lanes; ++i) out.scales[b * lanes + i] = scale;
-        for (int plane = 0; plane < out.num_planes; ++plane)
-            pack_block<F>(b, numbers[plane], out.planes[plane], out.starts[plane]);
+        for (int64_t i = 0; i < kLanes; ++i) out.scales[b * kLanes + i] = scale;
+        for (int plane = 0; plane < out.num_planes; ++plane) {
+            const __m256i all = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(numbers[plane]));
+            const __m256i sums = _mm256_dpbusd_epi32(_mm256_setzero_si256(), _mm256_set1_epi8(1), all);
+            _mm256_storeu_si256(reinterpret_cast<__m256i*>(out.planes[plane] + b * kBlock), all);
+            _mm256_storeu_si256(reinterpret_cast<__m256i*>(out.starts[plane] + b * kLanes),
+                                _mm256_mullo_epi32(sums, _mm256_set1_epi32(-128)));
+        }
     }
 }
 
-// The parts that are the same for all rows: a vector's numbers, the sums' start values, and scales.
-template <Format F, int P>
+// The parts that are the same for all rows: the numbers of two blocks, the sums' start values, and scales.
+template <int P>
 struct Numbers {
-    __m512i values[P][Packed<F>::kVectors], starts[P];
+    __m512i values[P], starts[P];
     __m512 scales;
 
-    Numbers(const Rounded& x, int64_t group) {
+    Numbers(const Rounded& x, int64_t pair) {
         for (int plane = 0; plane < P; ++plane) {
-            for (int v = 0; v < Packed<F>::kVectors; ++v)
-                values[plane][v] = _mm512_loadu_si512(x.planes[plane] + (group * Packed<F>::kVectors + v) * 64);
-            starts[plane] = _mm512_loadu_si512(x.starts[plane] + group * 16);
+            values[plane] = _mm512_loadu_si512(x.planes[plane] + pair * 64);
+            starts[plane] = _mm512_loadu_si512(x.starts[plane] + pair * 16);
         }
-        scales = _mm512_loadu_ps(x.scales + group * 16);
+        scales = _mm512_loadu_ps(x.scales + pair * 16);
     }
 
     __m512 add_to(__m512 sum, const uint8_t* blocks) const {
-        __m512i codes[Packed<F>::kVectors], total[P];
-        Packed<F>::codes(blocks, codes);
-        for (int plane = 0; plane < P; ++plane) {
-            total[plane] = starts[plane];
-            for (int v = 0; v < Packed<F>::kVectors; ++v)
-                total[plane] = _mm512_dpbusd_epi32(total[plane], codes[v], values[plane][v]);
-        }
+        const auto load = [](const uint8_t* from) {
+            return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
+        };
+        const __m512i both = _mm512_inserti64x4(_mm512_castsi256_si512(load(blocks + 2)), load(blocks + 36), 1);
+        const __m512i codes = _mm512_xor_si512(both, _mm512_set1_epi8(-128));
+        __m512i total[P];
+        for (int plane = 0; plane < P; ++plane)
+            total[plane] = _mm512_dpbusd_epi32(starts[plane], codes, values[plane]);
         if constexpr (P == 2) total[0] = _mm512_add_epi32(_mm512_slli_epi32(total[0], 8), total[1]);
-        return _mm512_fmadd_ps(_mm512_cvtepi32_ps(total[0]), _mm512_mul_ps(Packed<F>::scales(blocks), scales), sum);
+        int16_t first, second;
+        __builtin_memcpy(&first, blocks, sizeof first);
+        __builtin_memcpy(&second, blocks + kPair / 2, sizeof second);
+        const __m512 own = _mm512_cvtph_ps(_mm256_set_m128i(_mm_set1_epi16(second), _mm_set1_epi16(first)));
+        return _mm512_fmadd_ps(_mm512_cvtepi32_ps(total[0]), _mm512_mul_ps(own, scales), sum);
     }
 };
 
-template <Format F, int P, int R>
-inline void dot_packed_rows(const uint8_t* const* rows, int64_t blocks, const Rounded& x, float* out) {
-    constexpr int64_t members = Packed<F>::kBlocks, bytes = Packed<F>::kBytes;
-    const int64_t groups = blocks / members, rest = blocks % members;
+template <int P, int R>
+inline void dot_pairs(const uint8_t* const* rows, int64_t blocks, const Rounded& x, float* out) {
+    const int64_t pairs = blocks / 2;
     __m512 sums[R];
     for (int r = 0; r < R; ++r) sums[r] = _mm512_setzero_ps();
-    for (int64_t g = 0; g < groups; ++g) {
-        look_ahead<F, R>(rows + kRowsAhead, g * members);
-        const Numbers<F, P> numbers(x, g);
-        for (int r = 0; r < R; ++r) sums[r] = numbers.add_to(sums[r], rows[r] + g * bytes);
+    for (int64_t pair = 0; pair < pairs; ++pair) {
+        look_ahead<Format::int8_group32, R>(rows + kRowsAhead, pair * 2);
+        const Numbers<P> numbers(x, pair);
+        for (int r = 0; r < R; ++r) sums[r] = numbers.add_to(sums[r], rows[r] + pair * kPair);
     }
-    if (rest) {
-        const Numbers<F, P> numbers(x, groups);
+    if (blocks % 2 != 0) {
+        const Numbers<P> numbers(x, pairs);
         for (int r = 0; r < R; ++r) {
-            uint8_t last[bytes] = {};  // blocks of zeros behind the row's end
-            __builtin_memcpy(last, rows[r] + groups * bytes, static_cast<size_t>(rest * block_bytes(F)));
+            uint8_t last[kPair] = {};  // a block of zeros behind the row's end
+            __builtin_memcpy(last, rows[r] + pairs * kPair, static_cast<size_t>(kPair / 2));
             sums[r] = numbers.add_to(sums[r], last);
         }
     }
@@ -244,8 +192,8 @@ void round_packed(Format format, const float* x, int64_t blocks, const Rounded& 
         constexpr Format F = decltype(type)::value;
         if constexpr (has_layout(F))
             round_layout(F, PieceCodes<F>::kZero, x, blocks, out);
-        else if constexpr (F != Format::fp16)
-            round_format<F>(x, blocks, out);
+        else
+            round_pairs(x, blocks, out);
     });
 }
 
@@ -258,7 +206,7 @@ void dot_rounded_packed(Format format, const uint8_t* const* rows, int64_t count
                           if constexpr (has_layout(F))
                               dot_pieces<F, P, R>(rows + i, length, x, out + i);
                           else
-                              dot_packed_rows<F, P, R>(rows + i, blocks_of(length), x, out + i);
+                              dot_pairs<P, R>(rows + i, blocks_of(length), x, out + i);
                       });
 }
 

@@ -4,7 +4,8 @@
 //   low and then the high halves of 16 bytes, bits(p) = each bit of 4 bytes, raised(codes, high, places) = codes | high
 //   << places, levels(codes) = kLevels[code], widen(codes, V[32 / kWidth]) to floats, half(p) = a float16, halves(p,
 //   stride, out) = 8 of them, and multiples(unit, 8 bytes in two words, zero, out) = unit * (byte - zero).
-// kernels_chunks.h includes this.
+// kernels_body.h includes this.
+#pragma once
 
 namespace coldpress {
 namespace {

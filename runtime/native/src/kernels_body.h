@@ -2,14 +2,21 @@
 //   V (a vector of kWidth floats), zero, set1, load, store, add, mul, fma(a, b, c) = a * b + c, sum, prefetch, and for
 //   each format F: unpack<F>(block, V[32 / kWidth]) -> unscaled values, and scale<F>(block) -> V with the group's
 //   scale;
-// and over the chunks of kernels_chunks.h.
+// and over the blocks of kernels_blocks.h. A chunk is what the loops take of a row at a time: a block, or a piece of 256
+// values of blocks with a layout.
 //
 // Everything is in an anonymous namespace, and no standard header with inline functions is included: the linker keeps
 // one copy of a shared inline function, which might be compiled with AVX-512 and crash on a machine without it.
 
+#include "kernels_blocks.h"
+
 namespace coldpress {
 namespace {
 
+template <Format F>
+constexpr int64_t kChunkBlocks = has_layout(F) ? kPiece / block_values(F) : 1;
+template <Format F>
+constexpr int64_t kChunkBytes = kChunkBlocks<F> * block_bytes(F);
 constexpr int kVectors = static_cast<int>(kBlock) / Isa::kWidth;  // of a block
 constexpr int kRows = 4;  // rows at a time: x (or y) is loaded once for all of them
 static_assert(kRows == kRowsAhead, "what is fetched while other rows are computed");
@@ -54,8 +61,6 @@ inline void with_format(Format format, const Run& run) {
             return run(FormatType<Format::int8_group32>{});
         case Format::int4_group32:
             return run(FormatType<Format::int4_group32>{});
-        case Format::int3_group32:
-            return run(FormatType<Format::int3_group32>{});
         case Format::q4_k:
             return run(FormatType<Format::q4_k>{});
         case Format::q4_1:
@@ -109,7 +114,7 @@ inline void over_chunks(const uint8_t* const* rows, int64_t length, const Step& 
     constexpr int64_t bytes = kChunkBytes<F>;
     const int64_t whole = row_bytes(F, length) / bytes, rest = row_bytes(F, length) % bytes;
     for (int64_t c = 0; c < whole; ++c) {
-        look_ahead<F, R>(rows + kRowsAhead, c * Chunk<F>::kBlocks);
+        look_ahead<F, R>(rows + kRowsAhead, c * kChunkBlocks<F>);
         step(c, [&](int r) { return rows[r] + c * bytes; });
     }
     if (rest == 0) return;
@@ -118,22 +123,16 @@ inline void over_chunks(const uint8_t* const* rows, int64_t length, const Step& 
     step(whole, [&](int r) { return last[r]; });
 }
 
-// A longer chunk's products go to two independent sums, so that neither addition waits for the other.
-template <Format F>
-constexpr int kChains = Chunk<F>::kBlocks > 1 ? 2 : 1;
-
 // sum + values * x; values keep their order in formats without scales
 template <Format F>
 inline V add_products(const V* values, V scale, const V* x, V sum) {
     if constexpr (F == Format::fp16) {
-        for (int i = 0; i < Chunk<F>::kVectors; ++i) sum = Isa::fma(values[i], x[i], sum);
+        for (int i = 0; i < kVectors; ++i) sum = Isa::fma(values[i], x[i], sum);
         return sum;
     } else {
-        V parts[kChains<F>];
-        for (int i = 0; i < kChains<F>; ++i) parts[i] = Isa::mul(values[i], x[i]);
-        for (int i = kChains<F>; i < Chunk<F>::kVectors; ++i)
-            parts[i % kChains<F>] = Isa::fma(values[i], x[i], parts[i % kChains<F>]);
-        return Isa::fma(scale, kChains<F> == 2 ? Isa::add(parts[0], parts[kChains<F> - 1]) : parts[0], sum);
+        V part = Isa::mul(values[0], x[0]);
+        for (int i = 1; i < kVectors; ++i) part = Isa::fma(values[i], x[i], part);
+        return Isa::fma(scale, part, sum);
     }
 }
 
@@ -142,12 +141,12 @@ inline V scale_of(const uint8_t* chunk) {
     if constexpr (F == Format::fp16)
         return Isa::zero();  // the format has no scales; never called
     else
-        return Chunk<F>::scale(chunk);
+        return Isa::template scale<F>(chunk);
 }
 
 template <Format F>
 inline void load_chunk(const float* x, int64_t chunk, V* values) {
-    for (int i = 0; i < Chunk<F>::kVectors; ++i) values[i] = Isa::load(x + chunk * kChunkValues<F> + i * Isa::kWidth);
+    for (int i = 0; i < kVectors; ++i) values[i] = Isa::load(x + chunk * kBlock + i * Isa::kWidth);
 }
 
 // Calls step(part, its values) for each 32 values of a piece.
@@ -223,10 +222,10 @@ inline void dot_rows(const uint8_t* const* rows, int64_t length, const float* x,
     V sums[R];
     for (int r = 0; r < R; ++r) sums[r] = Isa::zero();
     over_chunks<F, R>(rows, length, [&](int64_t chunk, const auto& at) {
-        V inputs[Chunk<F>::kVectors], values[Chunk<F>::kVectors];
+        V inputs[kVectors], values[kVectors];
         load_chunk<F>(x, chunk, inputs);
         for (int r = 0; r < R; ++r) {
-            Chunk<F>::unpack(at(r), values);
+            Isa::template unpack<F>(at(r), values);
             sums[r] = add_products<F>(values, scale_of<F>(at(r)), inputs, sums[r]);
         }
     });
@@ -237,16 +236,16 @@ template <Format F, int R>
 inline void axpy_rows(const uint8_t* const* rows, int64_t length, const float* coefficients, float* y) {
     if constexpr (has_layout(F)) return axpy_blocks<F, R, 1>(rows, length, &coefficients, 0, &y);
     over_chunks<F, R>(rows, length, [&](int64_t chunk, const auto& at) {
-        V outputs[Chunk<F>::kVectors], values[Chunk<F>::kVectors];
+        V outputs[kVectors], values[kVectors];
         load_chunk<F>(y, chunk, outputs);
         for (int r = 0; r < R; ++r) {
             V coefficient = Isa::set1(coefficients[r]);
-            Chunk<F>::unpack(at(r), values);
-            if constexpr (F != Format::fp16) coefficient = Isa::mul(coefficient, Chunk<F>::scale(at(r)));
-            for (int i = 0; i < Chunk<F>::kVectors; ++i) outputs[i] = Isa::fma(coefficient, values[i], outputs[i]);
+            Isa::template unpack<F>(at(r), values);
+            if constexpr (F != Format::fp16) coefficient = Isa::mul(coefficient, Isa::template scale<F>(at(r)));
+            for (int i = 0; i < kVectors; ++i) outputs[i] = Isa::fma(coefficient, values[i], outputs[i]);
         }
-        for (int i = 0; i < Chunk<F>::kVectors; ++i)
-            Isa::store(y + chunk * kChunkValues<F> + i * Isa::kWidth, outputs[i]);
+        for (int i = 0; i < kVectors; ++i)
+            Isa::store(y + chunk * kBlock + i * Isa::kWidth, outputs[i]);
     });
 }
 
@@ -349,14 +348,6 @@ inline void axpy(Format format, const uint8_t* const* rows, int64_t count, int64
             axpy_rows<F, decltype(taken)::value>(rows + i, length, coefficients + i, y);
         });
     });
-}
-
-inline void arrange(Format format, const float* x, int64_t length, float* out) {
-    with_format(format, [&](auto type) { arrange_format<decltype(type)::value>(x, length, out); });
-}
-
-inline void restore(Format format, const float* arranged, int64_t length, float* out) {
-    with_format(format, [&](auto type) { restore_format<decltype(type)::value>(arranged, length, out); });
 }
 
 inline void decode(Format format, const uint8_t* row, int64_t length, float* out) {

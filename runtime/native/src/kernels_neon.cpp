@@ -31,55 +31,13 @@ struct Isa {
         values[3] = vcvtq_f32_s32(vmovl_s16(vget_high_s16(high)));
     }
 
-    // The codes of a block, 16 and 16.
-    template <int kBits>
-    static void codes(const uint8_t* block, uint8x16_t* halves) {
-        if constexpr (kBits < 4) {
-            // Bytes 8 k to 8 k + 7 hold values of these numbers: bits 2 k and 2 k + 1 of the eight low bytes; and of the
-            // four high bytes bit 2 k for the first four values, and bit 2 k + 1 for the others.
-            uint32_t high;
-            __builtin_memcpy(&high, block + 10, sizeof high);
-            const uint8x8_t low = vld1_u8(block + 2);
-            const uint8x16_t lows = vcombine_u8(low, low);
-            const uint8x16_t highs = vreinterpretq_u8_u64(vdupq_n_u64(high | static_cast<uint64_t>(high >> 1) << 32));
-            for (int half = 0; half < 2; ++half) {
-                const int first = -4 * half;
-                const int8x16_t shifts = vcombine_s8(vdup_n_s8(static_cast<int8_t>(first)),
-                                                     vdup_n_s8(static_cast<int8_t>(first - 2)));
-                halves[half] = vandq_u8(vshlq_u8(lows, shifts), vdupq_n_u8(3));
-                const uint8x16_t top = vandq_u8(vshlq_u8(highs, shifts), vdupq_n_u8(1));
-                halves[half] = vorrq_u8(halves[half], vshlq_n_u8(top, 2));
-            }
-        } else {
-            const uint8x16_t pairs = vld1q_u8(block + 2);
-            halves[0] = vandq_u8(pairs, vdupq_n_u8(15));
-            halves[1] = vshrq_n_u8(pairs, 4);
-        }
-    }
-
-    // The values of a block without the scale, 16 and 16.
-    template <Format F>
-    static void levels(const uint8_t* block, int8x16_t* halves) {
-        constexpr Codes kCodes = codes_of(F);
-        uint8x16_t found[2];
-        codes<kCodes.bits>(block, found);
-        for (int half = 0; half < 2; ++half) {
-            halves[half] = vsubq_s8(vreinterpretq_s8_u8(found[half]), vdupq_n_s8(kCodes.zero));
-        }
-    }
-
     template <Format F>
     static void unpack(const uint8_t* block, V* values) {
         if constexpr (F == Format::fp16) {
             for (int i = 0; i < 8; ++i) values[i] = vcvt_f32_f16(vreinterpret_f16_u8(vld1_u8(block + 8 * i)));
-        } else if constexpr (F == Format::int8_group32) {
+        } else {
             widen(vreinterpretq_s8_u8(vld1q_u8(block + 2)), values);
             widen(vreinterpretq_s8_u8(vld1q_u8(block + 18)), values + 4);
-        } else {
-            int8x16_t halves[2];
-            levels<F>(block, halves);
-            widen(halves[0], values);
-            widen(halves[1], values + 4);
         }
     }
     static V halves_of(const uint8_t* p) {
@@ -104,14 +62,8 @@ struct Isa {
     }
     template <Format F>
     static Ints products(const uint8_t* block, const int8_t* x) {
-        int8x16_t halves[2];
-        if constexpr (F == Format::int8_group32) {
-            halves[0] = vreinterpretq_s8_u8(vld1q_u8(block + 2));
-            halves[1] = vreinterpretq_s8_u8(vld1q_u8(block + 18));
-        } else {
-            levels<F>(block, halves);
-        }
-        return add_products(add_products(vdupq_n_s32(0), halves[0], vld1q_s8(x)), halves[1], vld1q_s8(x + 16));
+        const int8x16_t first = vreinterpretq_s8_u8(vld1q_u8(block + 2)), last = vreinterpretq_s8_u8(vld1q_u8(block + 18));
+        return add_products(add_products(vdupq_n_s32(0), first, vld1q_s8(x)), last, vld1q_s8(x + 16));
     }
     static Ints join(Ints high, Ints low) { return vaddq_s32(vshlq_n_s32(high, 8), low); }
     static V to_float(Ints sums) { return vcvtq_f32_s32(sums); }
@@ -178,7 +130,6 @@ struct Isa {
 }  // namespace
 }  // namespace coldpress
 
-#include "kernels_chunks.h"
 #include "kernels_body.h"
 #include "kernels_integers.h"
 #include "kernels_activations.h"
@@ -186,6 +137,6 @@ struct Isa {
 #include "kernels_matrix.h"
 
 namespace coldpress {
-const Kernels kNeonKernels{"neon", arrange, restore, dot, axpy, round_blocks, dot_rounded, decode, exp_sum, activate,
+const Kernels kNeonKernels{"neon", dot, axpy, round_blocks, dot_rounded, decode, exp_sum, activate,
                                dot_tokens, axpy_tokens, multiply, decode_panels};
 }

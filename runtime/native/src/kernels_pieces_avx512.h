@@ -1,5 +1,7 @@
 // Blocks with a layout in pieces of 256 values with AVX-512: one block, or eight, whose 8 or 16 groups' scales and minima
-// are found together. Include after kernels_chunks.h, before kernels_body.h.
+// are found together. Include before kernels_body.h.
+
+#include "kernels_blocks.h"
 
 namespace coldpress {
 namespace {

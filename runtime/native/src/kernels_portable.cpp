@@ -45,17 +45,8 @@ struct Isa {
     static float sum(V v) { return (v[0] + v[2]) + (v[1] + v[3]); }
     [[gnu::always_inline]] static void prefetch(const uint8_t* p) { __builtin_prefetch(p); }
 
-    // Value i of a block, without the scale; three bits are two low ones and a high one.
-    template <Format F>
-    static int level(const uint8_t* block, int i) {
-        constexpr Codes kCodes = codes_of(F);
-        if constexpr (F == Format::int8_group32) return static_cast<int8_t>(block[2 + i]);
-        if constexpr (kCodes.bits == 4)
-            return (i < 16 ? block[2 + i] & 15 : block[2 + i - 16] >> 4) - kCodes.zero;
-        const int low = (block[2 + i % 8] >> (2 * (i / 8))) & 3;
-        const int high = (block[10 + i % 4] >> (i / 4)) & 1;
-        return (low | high << 2) - kCodes.zero;
-    }
+    // Value i of a block of int8_group32, without the scale.
+    static int level(const uint8_t* block, int i) { return static_cast<int8_t>(block[2 + i]); }
 
     template <Format F>
     static void unpack(const uint8_t* block, V* values) {
@@ -64,8 +55,8 @@ struct Isa {
         } else {
             float lanes[kBlock];
             for (int i = 0; i < 16; ++i) {  // plain loops over 16 bytes are what compilers turn into vectors best
-                lanes[i] = static_cast<float>(level<F>(block, i));
-                lanes[i + 16] = static_cast<float>(level<F>(block, i + 16));
+                lanes[i] = static_cast<float>(level(block, i));
+                lanes[i + 16] = static_cast<float>(level(block, i + 16));
             }
             for (int i = 0; i < 8; ++i) values[i] = load(lanes + kWidth * i);
         }
@@ -86,7 +77,7 @@ struct Isa {
     template <Format F>
     static Ints products(const uint8_t* block, const int8_t* x) {
         int32_t lanes[16];
-        for (int i = 0; i < 16; ++i) lanes[i] = level<F>(block, i) * x[i] + level<F>(block, i + 16) * x[i + 16];
+        for (int i = 0; i < 16; ++i) lanes[i] = level(block, i) * x[i] + level(block, i + 16) * x[i + 16];
         return (load_as<Int4>(lanes) + load_as<Int4>(lanes + 4)) +
                (load_as<Int4>(lanes + 8) + load_as<Int4>(lanes + 12));
     }
@@ -147,7 +138,6 @@ struct Isa {
 }  // namespace
 }  // namespace coldpress
 
-#include "kernels_chunks.h"
 #include "kernels_body.h"
 #include "kernels_integers.h"
 #include "kernels_activations.h"
@@ -155,6 +145,6 @@ struct Isa {
 #include "kernels_matrix.h"
 
 namespace coldpress {
-const Kernels kPortableKernels{"portable", arrange, restore, dot, axpy, round_blocks, dot_rounded, decode, exp_sum, activate,
+const Kernels kPortableKernels{"portable", dot, axpy, round_blocks, dot_rounded, decode, exp_sum, activate,
                                dot_tokens, axpy_tokens, multiply, decode_panels};
 }

@@ -15,9 +15,9 @@ inline void dot_tile(const uint8_t* const* rows, int64_t length, const float* co
     for (int r = 0; r < R; ++r)
         for (int t = 0; t < T; ++t) sums[r][t] = Isa::zero();
     over_chunks<F, R>(rows, length, [&](int64_t chunk, const auto& at) {
-        V values[Chunk<F>::kVectors], inputs[Chunk<F>::kVectors];
+        V values[kVectors], inputs[kVectors];
         for (int r = 0; r < R; ++r) {
-            Chunk<F>::unpack(at(r), values);
+            Isa::template unpack<F>(at(r), values);
             const V scale = scale_of<F>(at(r));
             for (int t = 0; t < T; ++t) {
                 load_chunk<F>(x[t], chunk, inputs);
@@ -59,20 +59,20 @@ inline void axpy_tile(const uint8_t* const* rows, int64_t length, const float* c
                       float* const* y) {
     if constexpr (has_layout(F)) return axpy_blocks<F, R, T>(rows, length, coefficients, first, y);
     over_chunks<F, R>(rows, length, [&](int64_t chunk, const auto& at) {
-        V outputs[T][Chunk<F>::kVectors], values[Chunk<F>::kVectors];
+        V outputs[T][kVectors], values[kVectors];
         for (int t = 0; t < T; ++t) load_chunk<F>(y[t], chunk, outputs[t]);
         for (int r = 0; r < R; ++r) {
-            Chunk<F>::unpack(at(r), values);
+            Isa::template unpack<F>(at(r), values);
             for (int t = 0; t < T; ++t) {
                 V coefficient = Isa::set1(coefficients[t][first + r]);
                 if constexpr (F != Format::fp16) coefficient = Isa::mul(coefficient, scale_of<F>(at(r)));
-                for (int i = 0; i < Chunk<F>::kVectors; ++i)
+                for (int i = 0; i < kVectors; ++i)
                     outputs[t][i] = Isa::fma(coefficient, values[i], outputs[t][i]);
             }
         }
         for (int t = 0; t < T; ++t)
-            for (int i = 0; i < Chunk<F>::kVectors; ++i)
-                Isa::store(y[t] + chunk * kChunkValues<F> + i * Isa::kWidth, outputs[t][i]);
+            for (int i = 0; i < kVectors; ++i)
+                Isa::store(y[t] + chunk * kBlock + i * Isa::kWidth, outputs[t][i]);
     });
 }
 

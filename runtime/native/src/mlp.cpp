@@ -73,7 +73,7 @@ bool same_units(const std::vector<Active>& active) {
 // rounded, so that a slice is unpacked for several of them at once.
 void project_each(const Mlp& mlp, const Projection& projection, const Rows& units, int64_t next_offset,
                   const std::deque<Input>& inputs, std::vector<Active>& active) {
-    if (!inputs[0].arranged() || active[0].index.empty() || !same_units(active)) {
+    if (!inputs[0].floats() || active[0].index.empty() || !same_units(active)) {
         for (size_t t = 0; t < active.size(); ++t)
             project(mlp, projection, units, next_offset, inputs[t], active[t]);
         return;
@@ -83,7 +83,7 @@ void project_each(const Mlp& mlp, const Projection& projection, const Rows& unit
     std::vector<const float*> x;
     std::vector<float*> out;
     for (size_t t = 0; t < active.size(); ++t) {
-        x.push_back(inputs[t].arranged());
+        x.push_back(inputs[t].floats());
         out.push_back(values[t].data());
     }
     kernels().dot_tokens(projection.format, at.data(), static_cast<int64_t>(values[0].size()), mlp.units.length,
@@ -170,7 +170,7 @@ void mlp(const Mlp& mlp, const float* x, int tokens, float* out, int threads) {
             add_part(mlp, units, inputs, from, std::min(last, from + most_together), next * step, y);
         for (int t = 0; t < tokens; ++t) sums[t].give(part, y[t]);
     });
-    for (int t = 0; t < tokens; ++t) sums[t].total(units.format, out + t * mlp.down_length);
+    for (int t = 0; t < tokens; ++t) sums[t].total(out + t * mlp.down_length);
 }
 
 }  // namespace coldpress

@@ -40,8 +40,8 @@ Input::Input(Format format, const float* x, int64_t length, int bits) : format_(
     if (bits != 0 && format != Format::fp16) {
         rounded_.emplace(format, x, length, bits);
     } else {
-        arranged_.emplace(arranged_values(length));
-        kernels().arrange(format, x, length, arranged_->data());
+        floats_.emplace(padded_values(length));
+        std::copy_n(x, length, floats_->data());
     }
 }
 
@@ -49,11 +49,11 @@ void Input::dot(const uint8_t* const* at, int64_t count, float* out) const {
     if (rounded_)
         kernels().dot_rounded(format_, at, count, length_, rounded_->view(), out);
     else
-        kernels().dot(format_, at, count, length_, arranged_->data(), out);
+        kernels().dot(format_, at, count, length_, floats_->data(), out);
 }
 
 PartSums::PartSums(int64_t parts, int64_t length)
-    : length_(length), width_(arranged_values(length)), given_(static_cast<size_t>(parts)) {}
+    : length_(length), width_(padded_values(length)), given_(static_cast<size_t>(parts)) {}
 
 float* PartSums::take() {
     float* sums = nullptr;
@@ -77,11 +77,11 @@ void PartSums::give(int64_t part, float* sums) {
     }
 }
 
-void PartSums::total(Format format, float* out) const {
+void PartSums::total(float* out) const {
     if (given_.empty())
         std::fill_n(out, length_, 0.0f);
     else
-        kernels().restore(format, given_[0], length_, out);
+        std::copy_n(given_[0], length_, out);
 }
 
 void dot(const Rows& rows, const float* x, int bits, float* out, int threads) {
@@ -107,7 +107,7 @@ void axpy(const Rows& rows, const float* coefficients, float* out, int threads) 
         kernels().axpy(rows.format, at.data(), last - first, rows.length, coefficients + first, y);
         sums.give(part, y);
     });
-    sums.total(rows.format, out);
+    sums.total(out);
 }
 
 void decode(const Rows& rows, float* out, int threads) {

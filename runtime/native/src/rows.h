@@ -38,7 +38,7 @@ int64_t parts_of(int64_t count, int64_t step);
 // Returns the number of rows that a task should have.
 int64_t rows_per_task(const Rows& rows);
 
-// The vector that rows multiply: float32 in the kernels' order if `bits` is 0 or the format has no codes, else rounded
+// The vector that rows multiply: float32, padded with zeros, if `bits` is 0 or the format has no codes, else rounded
 // to whole numbers of 8 or 16 bits.
 class Input {
    public:
@@ -47,13 +47,13 @@ class Input {
     // out[i] = dot(at[i], x); the `count` rows are followed by kRowsAhead rows to be read next
     void dot(const uint8_t* const* at, int64_t count, float* out) const;
 
-    // x in the kernels' order; null if it is rounded
-    const float* arranged() const { return arranged_ ? arranged_->data() : nullptr; }
+    // x, padded with zeros; null if it is rounded
+    const float* floats() const { return floats_ ? floats_->data() : nullptr; }
 
    private:
     Format format_;
     int64_t length_;
-    std::optional<Floats> arranged_;
+    std::optional<Floats> floats_;
     std::optional<RoundedVector> rounded_;
 };
 
@@ -63,12 +63,12 @@ class PartSums {
    public:
     PartSums(int64_t parts, int64_t length);
 
-    // `take` returns zeros in the kernels' order for a part's sum; `give` adds the sum. Threads may call both at once.
+    // `take` returns zeros for a part's sum; `give` adds the sum. Threads may call both at once.
     float* take();
     void give(int64_t part, float* sums);
 
     // out[length] = the sum of all parts
-    void total(Format format, float* out) const;
+    void total(float* out) const;
 
    private:
     int64_t length_, width_;
