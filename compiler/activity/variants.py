@@ -71,13 +71,13 @@ def compare(
     for of_whole, of_hidden in zip(stream.head_parts(whole), (head or stream).head_parts(hidden), strict=True):
 
         def run(block: int, of_whole: HeadPart = of_whole, of_hidden: HeadPart = of_hidden) -> None:
-            expected = of_whole.logits(block).double()
+            expected = of_whole.logits(block).float()
             shrunk = sums.add(block, expected, of_whole, targets[block])
-            shares = (expected - sums.highest[block][:, None]).exp_()
+            shares = (expected - sums.highest[block].float()[:, None]).exp_()
             for number, own in enumerate(of_variants):
-                found = of_hidden.logits(number * num_blocks + block).double()
+                found = of_hidden.logits(number * num_blocks + block).float()
                 own.add(block, found, of_hidden, targets[block])
-                lost = (shares * (expected - found)).sum(dim=-1)
+                lost = (shares * (expected - found)).sum(dim=-1, dtype=torch.float64)
                 weighted[number, block] = weighted[number, block] * shrunk + lost
 
         stream.each(run, num_blocks)
@@ -107,12 +107,13 @@ class _LogSums:
         return _LogSums(torch.full_like(zeros, -torch.inf), zeros, torch.zeros_like(zeros[:, 1:]))
 
     def add(self, block: int, logits: "Tensor", part: HeadPart, targets: "Tensor") -> "Tensor":
-        """Adds a part's logits, float64 [T, n]; returns the factor [T] by which earlier sums have become smaller."""
+        """Adds a part's logits, float32 [T, n]; returns the factor [T] by which earlier sums have become smaller."""
         import torch
 
-        highest = torch.maximum(self.highest[block], logits.amax(dim=-1))
+        highest = torch.maximum(self.highest[block], logits.amax(dim=-1).double())
         shrunk = (self.highest[block] - highest).exp()
-        self.exponentials[block] = self.exponentials[block] * shrunk + (logits - highest[:, None]).exp().sum(dim=-1)
+        own = (logits - highest.float()[:, None]).exp_().sum(dim=-1, dtype=torch.float64)
+        self.exponentials[block] = self.exponentials[block] * shrunk + own
         self.highest[block] = highest
         self.chosen[block] += part.chosen(logits[:-1], targets)
         return shrunk

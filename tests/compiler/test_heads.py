@@ -87,12 +87,12 @@ def activations(tmp_path_factory: pytest.TempPathFactory) -> Activations:
 
 
 def known(model: Model, folder: Path, layers: float = 1.01, **heads: float) -> Curves:
-    losses = tuple(FormatLoss(format=f"{name}_group32", ppl_ratio=ratio, **NO_LOSS) for name, ratio in heads.items())
+    losses = tuple(FormatLoss(format=name, ppl_ratio=ratio, **NO_LOSS) for name, ratio in heads.items())
     return curves_of(model, folder, {}, {"int8_group32": layers}).model_copy(update={"heads": losses})
 
 
 def test_losses_of_layers_and_head_multiply(model: Model, tmp_path: Path) -> None:
-    curves = known(model, tmp_path, int4=1.03, int3=1.2, int8=1.0)
+    curves = known(model, tmp_path, int4_group32=1.03, q4_1=1.2, int8_group32=1.0)
     (formats,) = Floor(curves, 1.05).with_heads("int8_group32", model.spec)
     assert formats == OwnFormats(layers="int8_group32", head=HeadFormat(role=model.spec.head_role, format=NARROW))
     assert Floor(curves, 1.05).format_ratio(formats) == pytest.approx(1.01 * 1.03)
@@ -100,7 +100,7 @@ def test_losses_of_layers_and_head_multiply(model: Model, tmp_path: Path) -> Non
     assert Floor(curves, 1.04).with_heads("int8_group32", model.spec) == [], "too much together"
     assert len(Floor(curves, 1.22).with_heads("int8_group32", model.spec)) == 2
     assert Floor(curves, math.inf).with_heads("int8_group32", model.spec) == [], "nothing is asked of the quality"
-    lucky = known(model, tmp_path, int4=0.99)
+    lucky = known(model, tmp_path, int4_group32=0.99)
     assert Floor(lucky, 1.05).format_ratio(formats) == 1.01, "a lucky rounding is no credit"
 
 
@@ -116,7 +116,7 @@ def test_a_smaller_head_makes_room_for_units(
 ) -> None:
     """Where its loss, times that of the layers, keeps the floor of 1.05."""
     plain = allocated(model, activations, known(model, tmp_path / "a"), tmp_path / "plain", "60%")
-    found = allocated(model, activations, known(model, tmp_path / "b", int4=loss), tmp_path / "headed", "60%")
+    found = allocated(model, activations, known(model, tmp_path / "b", int4_group32=loss), tmp_path / "headed", "60%")
     assert found.budget.dram_budget_bytes == plain.budget.dram_budget_bytes, "a share counts the default head"
     if not taken:
         assert found.head is None
@@ -141,7 +141,7 @@ def test_it_is_taken_where_the_default_one_does_not_fit(model: Model, activation
     plain = allocated(model, activations, known(model, tmp_path / "a"), tmp_path, "60%").budget
     needed = plain.dram_budget_bytes - plain.buffer_bytes - plain.cache_bytes
     budget = str(needed - (sizes[0] - sizes[1]) // 2)
-    found = allocated(model, activations, known(model, tmp_path / "b", int4=1.03), tmp_path, budget)
+    found = allocated(model, activations, known(model, tmp_path / "b", int4_group32=1.03), tmp_path, budget)
     assert found.head is not None
     assert found.tried[0].reason is not None
     assert found.tried[0].reason.endswith("since the default head does not fit")

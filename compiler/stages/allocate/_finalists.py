@@ -1,11 +1,12 @@
 """Measures the quality of what can still win, where `explore` has left it to this stage (explore=needed).
 
-If the whole model fits in DRAM in a format that keeps the quality, nothing is measured, but a format on the whole
-validation text where the few tokens of `explore` do not tell whether it keeps the quality. Otherwise all selectors are
-measured coarsely: on as few tokens, at two densities, and without a cache in the loop. From that follows the least that
-each can lose, and the search runs with these losses. While what it takes stands on such a hope, that selector is
-measured more closely, the next time on all tokens, and the search runs again. What the search takes at last has been
-measured on all tokens, and nothing else would be faster even with the least loss that the coarse measurement allows.
+If the whole model fits in DRAM in a format that keeps the quality, nothing is measured, but a format on more tokens, at
+last the whole validation text, where those of `explore` do not tell whether it keeps the quality. Otherwise all
+selectors are measured coarsely: on as few tokens, at two densities, and without a cache in the loop. From that follows
+the least that each can lose, and the search runs with these losses. While what it takes stands on such a hope, that
+selector is measured more closely, the next time on all tokens, and the search runs again. What the search takes at last
+has been measured on all tokens, and nothing else would be faster even with the least loss that the coarse measurement
+allows.
 """
 
 import logging
@@ -119,8 +120,8 @@ class _Rest:
             self._every.setdefault(along.method, []).append(along)
         self.curves = floor.curves
         self._hopes: dict[Method, _Hope] = {}
-        self._surely: set[tuple[str, FormatName, tuple[FamilyName, ...]]] = set()
-        """Losses that were measured on more than few tokens: kind, format and families."""
+        self._sure: dict[tuple[str, FormatName, tuple[FamilyName, ...]], int] = {}
+        """Tokens on which losses were measured, where those are more than few: by kind, format and families."""
         self._steps = Steps("allocate", 0, "passes")
 
     def fitting(self, budgets: Sequence[int | str]) -> list[Searched]:
@@ -147,9 +148,16 @@ class _Rest:
         self._add(formats=tuple(map(self._few.format, names)))
 
     def _settle(self, name: FormatName) -> None:
-        """Measures a format on the whole validation text where few tokens leave open whether it keeps the quality."""
+        """Measures a format on more tokens where few leave open whether it keeps the quality; on the whole validation
+        text unless it then surely does not."""
         most = self._floor.max_ppl_ratio
-        self._again("formats", lambda loss: loss.format == name and _is_open(loss, most), self._blocks)
+
+        def is_worth_it(loss: FormatLoss) -> bool:
+            return loss.format == name and (self._is_good(name) or _is_open(loss, most))
+
+        if any(loss.format == name and _is_open(loss, most) for loss in self.curves.formats):
+            self._again("formats", lambda loss: loss.format == name, self._tokens)
+            self._again("formats", is_worth_it, self._blocks)
 
     def _enlarge(self) -> None:
         """Measures larger formats than `explore` did, if none of those keeps the quality, up to one that does."""
@@ -212,15 +220,16 @@ class _Rest:
         """Measures on more tokens what was measured on few, if it is asked for, or in slices of more families; tells
         whether there was anything to measure."""
         losses: tuple[FormatLoss, ...] = getattr(self.curves, kind)
-        names = [loss.format for loss in losses if is_asked(loss) and (kind, loss.format, families) not in self._surely]
+        known = {loss.format: self._sure.get((kind, loss.format, families), 0) for loss in losses}
+        names = [loss.format for loss in losses if is_asked(loss) and known[loss.format] < tokens.size]
         if not names or (tokens.size <= few_tokens(self._blocks).size and families == (WHOLE_MLP,)):
             return False
-        self._surely.update((kind, name, families) for name in names)
+        self._sure |= {(kind, name, families): tokens.size for name in names}
         passes = self._all if tokens.size == self._tokens.size else self._passes(tokens)
         measure = {"formats": partial(Passes.format, families=families), "heads": Passes.head}[kind]
         self._steps.expect(len(names))
-        known = {loss.format: loss for loss in losses} | {name: measure(passes, name) for name in names}
-        self.curves = self.curves.model_copy(update={kind: tuple(known.values())})
+        found = {loss.format: loss for loss in losses} | {name: measure(passes, name) for name in names}
+        self.curves = self.curves.model_copy(update={kind: tuple(found.values())})
         return True
 
     def _on(self, curves: Curves) -> tuple[Inputs, Floor]:
