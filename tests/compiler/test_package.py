@@ -139,7 +139,7 @@ def test_memory_does_not_grow_with_the_section(tmp_path, monkeypatch):
     file.close()
     assert np.array_equal(np.fromfile(tmp_path / "image", np.uint8), np.concatenate([units[order], units]).ravel())
     assert len(peaks) == 16
-    assert max(peaks) <= 1 << 20  # of 8 MiB
+    assert max(peaks) <= 1 << 21  # of 8 MiB; the kernel maps up to 2 MiB of its page cache at once
 
 
 def test_a_second_run_succeeds_with_the_same_identity_and_repairs_damage(tmp_path):
