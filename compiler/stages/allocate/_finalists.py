@@ -288,7 +288,8 @@ class _Rest:
         for method, hope in self._hopes.items():
             gain = _gain(method, found)
             if gain is None:
-                reasons[method] = f"{hope.words}, which is too much"
+                is_refused = any(_of_method(method, one.judge.judged) for one in found)
+                reasons[method] = f"{hope.words}, {'and does not fit in DRAM' if is_refused else 'which is too much'}"
             else:
                 reasons[method] = f"at best {gain:.2f} times as fast as a dense run: {hope.words}"
         return reasons
@@ -367,7 +368,11 @@ def _densities(method: Method, found: Sequence[Searched]) -> list[float]:
 
 
 def _judged(method: Method, searched: Searched) -> list[Judged]:
-    return [one for one in searched.judge.judged if one.refusal is None and one.candidate.method == method]
+    return [one for one in _of_method(method, searched.judge.judged) if one.refusal is None]
+
+
+def _of_method(method: Method, judged: Sequence[Judged]) -> list[Judged]:
+    return [one for one in judged if one.candidate.method == method]
 
 
 def _gain(method: Method, found: Sequence[Searched]) -> float | None:
