@@ -72,8 +72,7 @@ def compare(
 
         def run(block: int, of_whole: HeadPart = of_whole, of_hidden: HeadPart = of_hidden) -> None:
             expected = of_whole.logits(block).float()
-            shrunk = sums.add(block, expected, of_whole, targets[block])
-            shares = (expected - sums.highest[block].float()[:, None]).exp_()
+            shrunk, shares = sums.add(block, expected, of_whole, targets[block])
             for number, own in enumerate(of_variants):
                 found = of_hidden.logits(number * num_blocks + block).float()
                 own.add(block, found, of_hidden, targets[block])
@@ -106,17 +105,18 @@ class _LogSums:
         zeros = torch.zeros(num_blocks, length, dtype=torch.float64)
         return _LogSums(torch.full_like(zeros, -torch.inf), zeros, torch.zeros_like(zeros[:, 1:]))
 
-    def add(self, block: int, logits: "Tensor", part: HeadPart, targets: "Tensor") -> "Tensor":
-        """Adds a part's logits, float32 [T, n]; returns the factor [T] by which earlier sums have become smaller."""
+    def add(self, block: int, logits: "Tensor", part: HeadPart, targets: "Tensor") -> "tuple[Tensor, Tensor]":
+        """Adds a part's logits, float32 [T, n]; returns the factor [T] by which earlier sums have become smaller, and
+        exp(logit - highest), of the logits' shape."""
         import torch
 
         highest = torch.maximum(self.highest[block], logits.amax(dim=-1).double())
         shrunk = (self.highest[block] - highest).exp()
-        own = (logits - highest.float()[:, None]).exp_().sum(dim=-1, dtype=torch.float64)
-        self.exponentials[block] = self.exponentials[block] * shrunk + own
+        own = (logits - highest.float()[:, None]).exp_()
+        self.exponentials[block] = self.exponentials[block] * shrunk + own.sum(dim=-1, dtype=torch.float64)
         self.highest[block] = highest
         self.chosen[block] += part.chosen(logits[:-1], targets)
-        return shrunk
+        return shrunk, own
 
     @property
     def log(self) -> "Tensor":

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from coldpress.compiler.needs import Build
 
 LOGIT_ARRAYS = 6
-"""float64 arrays of logits that `compare` holds for a block."""
+"""Arrays of logits, at most 8 bytes a value, that a comparison or a score holds for a block."""
 CACHED_CHOICE_S, CACHED_UNIT_S = 4.5e-4, 5e-8
 """Seconds of one choice with a cache in the loop, and of each unit that it is made among; the mean of `dip_ca` (0.13 ms
 a choice of a 7M model) and `flash` (0.76 ms)."""
