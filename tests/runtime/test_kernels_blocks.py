@@ -15,8 +15,8 @@ from tests.support.kernels import FORMATS, OFFSET, floats, nbytes, some_codes, w
 pytestmark = pytest.mark.usefixtures("cpu")
 
 TOLERANCE: dict[activations.ActivationFormat, float] = {"fp32": 2e-5, "int16": 2e-4, "int8": 3e-3}
-"""Of the largest result. An inner activation half-way between two whole numbers may become either of them, since float32
-sums depend on the order."""
+"""Of the largest result. An inner activation half-way between two whole numbers may become either of them, since
+float32 sums depend on the order."""
 FORMATS_OF_32 = [fmt for fmt in FORMATS if fmt not in BLOCK_FORMATS or block_of(fmt)[0] == 32]
 ALL = slice(None)
 FEW = [(1, [5, 5, 0, 5, 2]), (3, [4]), (40, [3, 0, 3, 1, 2]), (2, [])]
@@ -32,8 +32,8 @@ def blocks_of(rng, formats, length: int, block: int, gate=True, up=True, functio
     store[:, OFFSET:-2] = codes
     sizes = [rows * nbytes(fmt, values) for fmt, (rows, values) in zip(formats, shapes, strict=True)]
     first, second, down = list(accumulate(sizes[:2], initial=OFFSET))
-    places = first if gate else None, second if up else None, down
-    return store, mlp.BlockLayout(*places, block, length, function, 0.5, formats[0], formats[1], formats[2])
+    gate_at, up_at = first if gate else None, second if up else None
+    return store, mlp.BlockLayout(gate_at, up_at, down, block, length, function, 0.5, *formats)
 
 
 def terms_of(rng, tokens: int, k: int, block: int) -> mlp.Terms:
@@ -41,7 +41,8 @@ def terms_of(rng, tokens: int, k: int, block: int) -> mlp.Terms:
 
 
 def assert_equal(place, kind: activations.ActivationFormat, function: Activation = "silu") -> None:
-    expected = reference_kernels.mlp_blocks(*place, activation(function, 0.5), kind, up_activation(function, 0.5))
+    act, act_up = activation(function, 0.5), up_activation(function, 0.5)
+    expected = reference_kernels.mlp_blocks(*place, act=act, activations=kind, act_up=act_up)
     found = mlp.mlp_blocks(*place, activations=kind)
     assert found.dtype == np.float32
     np.testing.assert_allclose(found, expected, rtol=0, atol=TOLERANCE[kind] * np.abs(expected).max(initial=0))
