@@ -147,7 +147,8 @@ def mlp_blocks(
 
     Args:
         store: uint8[num_slots, unit_bytes]; units need not be adjacent.
-        slots: int32[k], in any order, repeats allowed; sums are in this order.
+        slots: int32[k], in any order, repeats allowed; units are added in this order, smaller ones than 256 neurons
+            joined to 256.
         x: float32[tokens, length], 1 to 1024 tokens.
         terms: biases of the k * block neurons, and factors of the units, float32[tokens, k].
         num_threads: 0 for the process's default; no bit of the result depends on it.

@@ -18,6 +18,7 @@ TOLERANCE: dict[activations.ActivationFormat, float] = {"fp32": 2e-5, "int16": 2
 """Of the largest result. An inner activation half-way between two whole numbers may become either of them, since
 float32 sums depend on the order."""
 FORMATS_OF_32 = [fmt for fmt in FORMATS if fmt not in BLOCK_FORMATS or block_of(fmt)[0] == 32]
+BLOCKS = [*product(FORMATS_OF_32, (32, 256)), *((fmt, 256) for fmt in FORMATS if fmt not in FORMATS_OF_32)]
 ALL = slice(None)
 FEW = [(1, [5, 5, 0, 5, 2]), (3, [4]), (40, [3, 0, 3, 1, 2]), (2, [])]
 """Tokens and slots."""
@@ -48,9 +49,7 @@ def assert_equal(place, kind: activations.ActivationFormat, function: Activation
     np.testing.assert_allclose(found, expected, rtol=0, atol=TOLERANCE[kind] * np.abs(expected).max(initial=0))
 
 
-@pytest.mark.parametrize(
-    ("fmt", "block"), [*product(FORMATS_OF_32, (32, 256)), *((fmt, 256) for fmt in FORMATS if fmt not in FORMATS_OF_32)]
-)
+@pytest.mark.parametrize(("fmt", "block"), BLOCKS)
 @pytest.mark.parametrize("kind", activations.ACTIVATIONS)
 @pytest.mark.parametrize(("gate", "up"), [(True, True), (True, False)])
 def test_mlp_of_selected_blocks(rng, fmt, block, kind, gate, up):
@@ -79,13 +78,15 @@ def test_activation_functions(rng, function):
     assert_equal((store, np.arange(6, dtype=np.int32), layout, floats(rng, 2, 64), mlp.Terms()), "fp32", function)
 
 
-@pytest.mark.parametrize("fmt", FORMATS)
+@pytest.mark.parametrize(("fmt", "block"), BLOCKS)
 @pytest.mark.parametrize("kind", activations.ACTIVATIONS)
-def test_bits_depend_on_neither_threads_nor_other_tokens_nor_other_units(rng, fmt, kind):
-    """Of more rows than a task has, with biases and factors; units are added in their order."""
-    store, layout = blocks_of(rng, [fmt] * 3, 512, 256)
-    slots, x = np.array([5, 2, 5, 0], np.int32), floats(rng, 7, 512)
-    gate_KB, up_KB, factors_TK = floats(rng, 4, 256), floats(rng, 4, 256), floats(rng, 7, 4)
+def test_bits_depend_on_neither_threads_nor_other_tokens_nor_other_units(rng, fmt, block, kind):
+    """Of more rows than a task has, with biases and factors; units, or those joined to 256 neurons, in their order."""
+    joined = 256 // block
+    k = 2 * joined + 2
+    store, layout = blocks_of(rng, [fmt] * 3, 512, block)
+    slots, x = rng.integers(0, 6, k).astype(np.int32), floats(rng, 7, 512)
+    gate_KB, up_KB, factors_TK = floats(rng, k, block), floats(rng, k, block), floats(rng, 7, k)
 
     def found(tokens: slice, units: slice, threads: int = 1) -> np.ndarray:
         factors = np.ascontiguousarray(factors_TK[tokens, units])
@@ -98,8 +99,8 @@ def test_bits_depend_on_neither_threads_nor_other_tokens_nor_other_units(rng, fm
     for t in range(7):
         assert found(slice(t, t + 1), ALL).tobytes() == together[t].tobytes()
     added = np.zeros_like(together)
-    for u in range(4):
-        added += found(ALL, slice(u, u + 1))
+    for u in range(0, k, joined):
+        added += found(ALL, slice(u, u + joined))
     assert added.tobytes() == together.tobytes()
 
 
