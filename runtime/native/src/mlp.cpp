@@ -95,8 +95,8 @@ Active all_of(int64_t first, int64_t last, const float* factors) {
 }
 
 // Adds the units [first, last) to each token's sums; units from `next` on follow, so they are prefetched.
-void add_part(const Mlp& mlp, const Rows& units, const ProjectionInputs& inputs, int64_t first, int64_t last, int64_t next,
-              const std::vector<float*>& sums) {
+void add_part(const Mlp& mlp, const Rows& units, const ProjectionInputs& inputs, int64_t first, int64_t last,
+              int64_t next, const std::vector<float*>& sums) {
     std::vector<Active> active;
     for (size_t t = 0; t < sums.size(); ++t) {
         const int64_t skipped = static_cast<int64_t>(t) * mlp.units.count;

@@ -1,5 +1,6 @@
 // The MLP of selected units: rows of the gate and the up projection, the activation, columns of the down projection. A
-// unit is a neuron (mlp.cpp) or a block of neurons (mlp_blocks.cpp). The caller checks all arguments (bind_products.cpp).
+// unit is a neuron (mlp.cpp) or a block of neurons (mlp_blocks.cpp). The caller checks all arguments
+// (bind_products.cpp).
 #pragma once
 
 #include <cstdint>
@@ -10,8 +11,8 @@
 
 namespace coldpress {
 
-// A projection whose rows are in the units: the offset of a unit's first row, a bias per neuron or null, what the product
-// goes through, and the rows' format.
+// A projection whose rows are in the units: the offset of a unit's first row, a bias per neuron or null, what the
+// product goes through, and the rows' format.
 struct Projection {
     int64_t offset;
     const float* bias;  // [neurons], in the order of the units
@@ -43,8 +44,8 @@ class ProjectionInputs {
 // column, for `tokens` vectors, each with the same bits as alone. Units are read once.
 void mlp(const Mlp& mlp, const float* x, int tokens, float* out, int threads);
 
-// out[t, length] = the same of blocks of down_length neurons: a unit has the rows of gate, those of up, and that part of
-// each of down's `length` rows, which multiply the inner activations, rounded as x is.
+// out[t, length] = the same of blocks of down_length neurons: a unit has their rows of gate, those of up, and their
+// part of each of down's `length` rows, which multiplies the inner activations, rounded as x is.
 void mlp_blocks(const Mlp& mlp, const float* x, int tokens, float* out, int threads);
 
 }  // namespace coldpress
