@@ -104,6 +104,9 @@ def fit_ranges(
     starts: np.ndarray,
     num_threads: int = 0,
 ) -> None: ...
+def fit_scales(
+    values: np.ndarray, prices: np.ndarray, levels: np.ndarray, scales: np.ndarray, num_threads: int = 0
+) -> None: ...
 def nearest_numbers(
     values: np.ndarray,
     steps: np.ndarray,

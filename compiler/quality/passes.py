@@ -179,12 +179,15 @@ def _finite(value: float) -> float | None:
     return value if np.isfinite(value) else None
 
 
-def rounding_of(config: PassesConfig, model: Model, corpus: Corpus, work: Workspace, threads: int) -> Rounding:
+def rounding_of(
+    config: PassesConfig, model: Model, corpus: Corpus, activations: Activations, work: Workspace, threads: int
+) -> Rounding:
+    """Returns how a build rounds: by the algorithm, with what calibration text says of the inputs."""
     algorithm = load("coldpress.compiler.rounding", Algorithm, config.algorithm)
     if not algorithm.NEEDS_GRAM:
-        return Rounding(algorithm)
+        return Rounding(algorithm, activations=activations)
     stream, _ = stream_of(config, model, threads)
-    return Rounding(algorithm, add_grams(stream, corpus, _grams_in(work)))
+    return Rounding(algorithm, add_grams(stream, corpus, _grams_in(work)), activations)
 
 
 def remove_grams(model: Model, work: Workspace) -> None:

@@ -302,10 +302,9 @@ class _Rest:
 
     @cached_property
     def _rounding(self) -> Rounding:
-        assert self._inputs.corpus is not None
-        return rounding_of(
-            self._config, self._inputs.model, self._inputs.corpus, self._inputs.work, self._inputs.threads
-        )
+        given = self._inputs
+        assert given.corpus is not None
+        return rounding_of(self._config, given.model, given.corpus, given.activations, given.work, given.threads)
 
     @cached_property
     def _all(self) -> Passes:

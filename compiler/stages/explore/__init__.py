@@ -15,11 +15,11 @@ DRAM; `flash` also prices reads, which no model determines: its curves are for a
 (compiler/quality/variants.py).
 
 The pass of the whole model records a trace: the signals of a few layers, with which `allocate` replays each candidate's
-requests. Codes are those that the build's algorithm chooses, where it needs Gram matrices by those of the whole model,
-since nothing is left out yet. A format's loss is that of all matrices of the layers, or of the head alone; a KV
-cache's, that of keys and values rounded head by head. In a mixture, routers that prefer experts in DRAM are measured
-with an LFU cache in the loop, too, at several strengths (compiler/quality/routings.py). Each pass leaves a file, so
-that a run that was interrupted goes on with the next pass.
+requests. Codes are those that the build's algorithm chooses by the importance of inputs; where it needs Gram matrices,
+by those of the whole model, since nothing is left out yet. A format's loss is that of all matrices of the layers, or of
+the head alone; a KV cache's, that of keys and values rounded head by head. In a mixture, routers that prefer experts in
+DRAM are measured with an LFU cache in the loop, too, at several strengths (compiler/quality/routings.py). Each pass
+leaves a file, so that a run that was interrupted goes on with the next pass.
 """
 
 from collections.abc import Iterable
@@ -68,7 +68,7 @@ def run(
         ColdpressError: if there is no such device, or a candidate refuses its options.
     """
     methods = candidates(model.spec, config.options) if config.explore == WHOLE else None
-    rounding = rounding_of(config, model, corpus, work, threads)
+    rounding = rounding_of(config, model, corpus, activations, work, threads)
     found = explored(methods, config, model, corpus, activations, work, threads, rounding=rounding)
     if rounding.gram is not None:
         remove_grams(model, work)
