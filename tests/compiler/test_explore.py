@@ -268,18 +268,20 @@ def test_threads_change_nothing(model: Model, corpus: Corpus, few: Curves, tmp_p
     assert other.trace.sha256 == few.trace.sha256
 
 
-def lost_by_codes(model: Model, corpus: Corpus, format_name: str, folder: Path) -> float:
-    """The divergence of transformers' own model with the codes that `quantize` stores by algorithm=gptq, on the whole
+def lost_by_codes(model: Model, corpus: Corpus, format_name: str, algorithm: str, folder: Path) -> float:
+    """The divergence of transformers' own model with the codes that `quantize` stores by an algorithm, on the whole
     validation text."""
     sparsity, layers = tiny_sparsity(model, "dense", format_name), tuple(range(model.spec.num_hidden_layers))
-    grams = gram.run(GramConfig(), model, corpus, sparsity, Workspace(folder / "gram", "test"), 1)
-    config, work = QuantizeConfig(algorithm="gptq"), Workspace(folder / "codes", "test")
+    known: dict[str, Any] = {"activations": counted(model, corpus, folder / "calibrate")}
+    if algorithm == "gptq":
+        known["gram"] = gram.run(GramConfig(), model, corpus, sparsity, Workspace(folder / "gram", "test"), 1)
+    config, work = QuantizeConfig(algorithm=algorithm), Workspace(folder / "codes", "test")
     source = AutoModelForCausalLM.from_pretrained(Path(model.tensors["norm.weight"].file).resolve().parent).eval()
     ids = torch.from_numpy(TOKENS["validation"].astype(np.int64))
     codec = load("coldpress.runtime.quantization", Format, format_name)
     with torch.no_grad():
         whole = source(ids).logits.log_softmax(-1)
-        for layer in quantize.run(config, model, sparsity, layers, work, grams).layers:
+        for layer in quantize.run(config, model, sparsity, layers, work, **known).layers:
             arrays, block = load_arrays(layer.arrays), source.model.layers[layer.layer]
             units = arrays["units.neuron"]
             gate, up, down = (codec.decode(np.ascontiguousarray(part), 64) for part in np.split(units, 3, axis=1))
@@ -292,16 +294,19 @@ def lost_by_codes(model: Model, corpus: Corpus, format_name: str, folder: Path) 
     return float((whole.exp() * (whole - found)).sum(-1).double().mean())
 
 
-def test_codes_are_those_of_the_build(corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Gram matrices do not stay on disk."""
+@pytest.mark.parametrize("algorithm", ["gptq", "rtn"])
+def test_codes_are_those_of_the_build(
+    corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, algorithm: str
+) -> None:
+    """By Gram matrices, which do not stay on disk, or by the importance of inputs."""
     model = ingested(tmp_path, num_hidden_layers=2)
     monkeypatch.setattr(explore, "candidates", lambda *_: ("dense",))
-    losses = {
-        loss.format: loss.mean_kld for loss in explored(model, corpus, tmp_path / "gptq", algorithm="gptq").formats
-    }
+    found = explored(model, corpus, tmp_path / "explore", algorithm=algorithm)
+    losses = {loss.format: loss.mean_kld for loss in found.formats}
     for name in ("q4_1", "int4_group32"):
-        assert losses[name] == pytest.approx(lost_by_codes(model, corpus, name, tmp_path / name), rel=1e-3), name
-    assert not list((tmp_path / "gptq" / "explore" / "gram").glob("*.safetensors"))
+        by_codes = lost_by_codes(model, corpus, name, algorithm, tmp_path / name)
+        assert losses[name] == pytest.approx(by_codes, rel=1e-3), name
+    assert not list((tmp_path / "explore" / "explore" / "gram").glob("*.safetensors"))
 
 
 def curve_of(**ratios: float) -> Curve:
