@@ -211,10 +211,11 @@ class LayerCounts:
     def square(self, block: int, signal: Signal, values: "Tensor") -> None:
         """Takes the mean square of each entry of one block's signal, [T, n]; sums are float64."""
         x = values.float().cpu().numpy()
-        self.squares[signal][block] = np.einsum("tn,tn->n", x, x, dtype=np.float64) / len(x)
+        sums = np.einsum("tn,tn->n", x, x, dtype=np.float64)
+        self.squares[signal][block] = (sums / len(x)).astype(np.float32)
 
     def mean_squares(self) -> dict[str, np.ndarray]:
-        return {signal: np.stack(blocks).astype(np.float32) for signal, blocks in self.squares.items()}
+        return {signal: np.stack(blocks) for signal, blocks in self.squares.items()}
 
     def count(self, block: int, family: str, signal: "Tensor") -> np.ndarray | None:
         """Counts one block's signal [T, num_units]; returns the selected units, bool of the same shape, if a selector

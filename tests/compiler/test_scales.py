@@ -71,6 +71,10 @@ def test_zeros_tiny_and_huge_groups_have_finite_scales(format_name):
         assert np.abs(kept.nearest(values, scales[:, None]) - values)[2:].max() < 4000, "unknown prices ruin nothing"
     with pytest.raises(ColdpressError, match="float16 holds at most"):
         kept.scales(np.full((1, 32), 1e9, np.float32), np.ones((1, 32), np.float32))
+    if format_name in LEVELS:
+        values[0, 3] = np.nan
+        with pytest.raises(ColdpressError, match="magnitude nan"):
+            kept.scales(values, np.ones((1, 32), np.float32))
 
 
 def weights(axis: str, importance: np.ndarray | None) -> Weights:

@@ -211,7 +211,8 @@ void fit_scales(const float* values, int64_t count, int64_t size, const float* p
     compute_pool().run((count + kTaskGroups - 1) / kTaskGroups, threads, [&](int64_t task) {
         for (int64_t at = task * kTaskGroups; at < std::min(count, (task + 1) * kTaskGroups); ++at) {
             const Group g = group_of(values + at * size, prices + at % priced * size, size);
-            scales[at] = static_cast<float>(is_whole ? best_whole(g, low, high) : best_of_table(g, low, high, table));
+            const double found = is_whole ? best_whole(g, low, high) : best_of_table(g, low, high, table);
+            scales[at] = std::isfinite(g.square) ? static_cast<float>(found) : NAN;
         }
     });
 }

@@ -20,7 +20,8 @@ void fit_ranges(const float* values, int64_t count, int64_t size, const float* p
                 float* steps, float* starts, int threads);
 
 // Fills scales[count] for groups as above: value = scale * level, with `num_levels` <= kMostLevels ascending levels. The
-// scale of a group whose prices are all 0 takes the value of largest magnitude to the level of largest magnitude.
+// scale of a group whose prices are all 0 takes the value of largest magnitude to the level of largest magnitude;
+// that of a group with a value that is not finite is not-a-number.
 void fit_scales(const float* values, int64_t count, int64_t size, const float* prices, int64_t priced,
                 const float* levels, int64_t num_levels, float* scales, int threads);
 
