@@ -47,9 +47,11 @@ typedef float Lanes __attribute__((vector_size(kLanes * sizeof(float))));  // GC
     return out;
 }
 
+typedef double Halves __attribute__((vector_size(kLanes / 2 * sizeof(double))));
+
 [[gnu::always_inline]] inline double total(const Lanes& lanes) {
-    return ((double(lanes[0]) + lanes[1]) + (double(lanes[2]) + lanes[3])) +
-           ((double(lanes[4]) + lanes[5]) + (double(lanes[6]) + lanes[7]));
+    const Halves pairs = Halves{lanes[0], lanes[2], lanes[4], lanes[6]} + Halves{lanes[1], lanes[3], lanes[5], lanes[7]};
+    return (pairs[0] + pairs[1]) + (pairs[2] + pairs[3]);
 }
 
 Group group_of(const float* values, const float* prices, int64_t size) {
