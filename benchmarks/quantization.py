@@ -26,10 +26,11 @@ from coldpress.compiler.io import Workspace, load_arrays, load_record
 from coldpress.compiler.stages import gram, quantize
 from coldpress.compiler.stages.gram import GramConfig
 from coldpress.compiler.stages.quantize import QuantizeConfig
+from coldpress.runtime.artifact.contents import out_of_units
 from coldpress.runtime.plugins import load, names
 from coldpress.runtime.quantization import Format
 from coldpress.schemas.corpus import Corpus
-from coldpress.schemas.families import num_units, slice_length, slices
+from coldpress.schemas.families import num_units, slice_shape, slices
 from coldpress.schemas.model import Model
 from coldpress.schemas.quantized import LayerCodes
 from coldpress.schemas.sparsity import Sparsity
@@ -75,10 +76,13 @@ def matrices_of(layer: LayerCodes, sparsity: Sparsity, model: Model) -> Iterator
     for family in sparsity.families:
         start = 0
         for piece in slices(family, model.spec):
-            length = slice_length(piece, model.spec)
-            stop = start + kept.nbytes(length)
-            values = kept.decode(arrays[f"units.{family}"][: num_units(family, model.spec), start:stop], length)
-            yield f"{prefix}{piece.role}.weight", np.ascontiguousarray(values if piece.axis == "row" else values.T)
+            role, (count, length) = f"{prefix}{piece.role}.weight", slice_shape(piece, model.spec)
+            stop = start + count * kept.nbytes(length)
+            units = arrays[f"units.{family}"][: num_units(family, model.spec), start:stop]
+            num_rows, num_columns = model.tensors[role].shape
+            codes = out_of_units(units, piece, num_rows)
+            values = kept.decode(np.ascontiguousarray(codes), num_rows if piece.axis == "column" else num_columns)
+            yield role, np.ascontiguousarray(values.T if piece.axis == "column" else values)
             start = stop
 
 

@@ -18,9 +18,9 @@ from coldpress.schemas.base import Options
 from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.families import (
     FAMILIES,
-    WHOLE_MLP,
     FormatName,
     UnitFormat,
+    dense_family,
     missing_for_decoder,
     slice_formats,
     slices,
@@ -151,7 +151,7 @@ def own_options(method: str, options: Options) -> Options:
 def with_attention(options: Options, spec: ModelSpec, layers_per_group: int) -> Options | None:
     """Returns the options of a dense run that streams attention, too; None if the user names its families, groups
     layers, or the decoder cannot compute the model with them."""
-    found = {**own_options(DENSE, options), "families": "+".join((WHOLE_MLP, *ATTENTION))}
+    found = {**own_options(DENSE, options), "families": "+".join((dense_family(spec), *ATTENTION))}
     if "families" in options or layers_per_group > 1:
         return None
     try:

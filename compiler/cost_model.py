@@ -22,15 +22,15 @@ from coldpress.runtime.quantization._mixed import coarsest, format_at
 from coldpress.schemas.device import Flash
 from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.families import (
-    WHOLE_MLP,
     FamilyName,
     FormatName,
     Formats,
     UnitFormat,
+    dense_family,
     head_of,
     kept_of,
     num_units,
-    slice_length,
+    slice_shape,
     slices,
     unit_keys,
     unit_role,
@@ -166,7 +166,7 @@ def slice_bytes(length: int, format_name: FormatName) -> int:
 
 def unit_bytes(family: FamilyName, spec: ModelSpec, name: UnitFormat) -> int:
     """Returns the bytes of one unit on flash: the sum of its slices."""
-    return unit_nbytes(name, [slice_length(piece, spec) for piece in slices(family, spec)])
+    return unit_nbytes(name, [slice_shape(piece, spec) for piece in slices(family, spec)])
 
 
 def all_read_units(
@@ -243,8 +243,9 @@ def resident_bytes(model: HasShapes, families: tuple[FamilyName, ...], formats: 
 
 def weight_bytes(model: HasShapes, formats: Formats) -> int:
     """Returns the bytes of all weights in their formats: S_m, the size of the LLM (ActiveFlow Table 1)."""
-    units = flash_bytes((WHOLE_MLP,), model.spec, formats)
-    return resident_bytes(model, (WHOLE_MLP,), formats) + units + row_table_bytes(model.spec, formats)
+    whole = (dense_family(model.spec),)
+    units = flash_bytes(whole, model.spec, formats)
+    return resident_bytes(model, whole, formats) + units + row_table_bytes(model.spec, formats)
 
 
 def row_table_bytes(spec: ModelSpec, formats: Formats) -> int:

@@ -11,6 +11,7 @@ compiler/dense_stream.py gives reads and seconds.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import NamedTuple
 
 from coldpress.compiler.cost_model import (
@@ -31,9 +32,12 @@ from coldpress.runtime.quantization._mixed import coarsest, format_at
 from coldpress.runtime.store import resident as besides
 from coldpress.schemas.device import DeviceProfile
 from coldpress.schemas.families import (
+    BLOCKS,
     WHOLE_MLP,
+    FamilyName,
     FormatName,
     Formats,
+    dense_family,
     layers_of,
     slice_formats,
     slices,
@@ -60,6 +64,7 @@ def dense_run(
     room_bytes: int | None = None,
     naive: bool = False,
     reads_ahead: bool = True,
+    family: FamilyName | None = None,
 ) -> DenseRun | None:
     """Returns the fastest dense run within `budget_bytes` of DRAM on `device`; None where its buffers alone exceed it.
 
@@ -68,20 +73,22 @@ def dense_run(
             cache. A build that may take another method or cache keeps more beside them.
         naive: Pin no unit, regardless of room.
         reads_ahead: Whether a run that reads ahead is considered, too.
+        family: The family of the MLP's units; None for a dense run's own.
     """
     spec = model.spec
+    family = family or dense_family(spec)
     page_bytes = device.flash.page_bytes.value
-    format_name, resident = coarsest(formats), resident_bytes(model, (WHOLE_MLP,), formats)
+    format_name, resident = coarsest(formats), resident_bytes(model, (family,), formats)
     kv_cache = kv_cache_bytes(spec, context_length, kv_cache_format)
-    besides_units = resident + kv_cache + dense_bookkeeping_bytes(spec, format_name, page_bytes)
+    besides_units = resident + kv_cache + dense_bookkeeping_bytes(spec, format_name, page_bytes, family=family)
     room = budget_bytes - besides_units if room_bytes is None else room_bytes
-    stream = _stream(spec, device, formats)
-    span = span_bytes(stream.unit_bytes, page_bytes)
+    stream = _stream(spec, device, formats, family)
+    span = span_bytes(stream.largest_bytes, page_bytes)
     sizes = list(_buffer_sizes(span, min(room, PEAK_READ_BYTES), page_bytes))
     if not sizes:
         return None
     plan = _plan(context_length, budget_bytes, resident, kv_cache, kv_cache_format, device)
-    sections = make_sections(spec, (WHOLE_MLP,), stream.format)
+    sections = make_sections(spec, (family,), stream.format)
     manifest = Setting(model, formats, device, sections, plan).manifest
     runs = _Runs(stream, room, _Besides.of(manifest, plan), _RowReads.of(manifest, plan))
     whole = min((runs.in_whole_layers(size, pins=not naive) for size in sizes), key=_token_s)
@@ -92,11 +99,13 @@ def dense_run(
     return whole if ahead is None else min(whole, ahead, key=_token_s)
 
 
-def _stream(spec: ModelSpec, device: DeviceProfile, formats: Formats) -> Stream:
-    """Returns the units of a dense run; where layers' formats differ, as if all had the coarsest."""
-    names = {format_at(formats, layer, WHOLE_MLP) for layer in layers_of(WHOLE_MLP, spec)}
-    name = names.pop() if len(names) == 1 else coarsest(formats)
-    return Stream(spec, device, name, unit_bytes(WHOLE_MLP, spec, name))
+def _stream(spec: ModelSpec, device: DeviceProfile, formats: Formats, family: FamilyName) -> Stream:
+    """Returns the units of a dense run; where layers' formats differ, as if all were as large as in the mean, and as
+    fast as in the coarsest."""
+    names = [format_at(formats, layer, family) for layer in layers_of(family, spec)]
+    name = names[0] if len({*names}) == 1 else coarsest(formats)
+    sizes = [unit_bytes(family, spec, one) for one in names]
+    return Stream(spec, device, family, name, int(fmean(sizes)), max(sizes))
 
 
 class _RowReads(NamedTuple):
@@ -122,8 +131,7 @@ class _Besides(NamedTuple):
     @classmethod
     def of(cls, manifest: Manifest, plan: Plan) -> "_Besides":
         before = besides.seconds_before(manifest, plan)
-        layers = layers_of(WHOLE_MLP, manifest.model)
-        return cls(besides.token_seconds(manifest, plan), tuple(before[layer, WHOLE_MLP] for layer in layers))
+        return cls(besides.token_seconds(manifest, plan), tuple(before.values()))
 
 
 @dataclass(frozen=True)
@@ -152,7 +160,7 @@ class _Runs:
     def best_ahead(self, buffer_bytes: int, buffer_sizes: Sequence[int], page_bytes: int) -> DenseRun | None:
         """Returns the fastest run that reads ahead, None where no preload buffer fits: first the best preload buffer
         beside the given read buffer, then the best read buffer beside that."""
-        room, least = self.room_bytes - buffer_bytes, span_bytes(self.stream.unit_bytes, page_bytes)
+        room, least = self.room_bytes - buffer_bytes, span_bytes(self.stream.largest_bytes, page_bytes)
         missing_bytes = (self.num_units * self.stream.unit_bytes - room) // self.stream.num_layers
         most = min(room, 2 * missing_bytes + least)  # the buffer takes DRAM, so that more than this is missing
         found = [self.ahead(buffer_bytes, size) for size in _buffer_sizes(least, most, page_bytes)]
@@ -190,10 +198,10 @@ def _token_s(run: DenseRun) -> float:
 def dense_for(model: Model, manifest: Manifest, plan: Plan, *, naive: bool = False) -> DenseRun | None:
     """Returns the dense run that an artifact is compared with: same model, formats, device, and budget of `plan`."""
     shape = plan.context_length, plan.dram_budget_bytes, manifest.device, plan.kv_cache
-    return dense_run(model, _formats_of(manifest), *shape, naive=naive)
+    return dense_run(model, formats_of(manifest), *shape, naive=naive)
 
 
-def _formats_of(manifest: Manifest) -> Formats:
+def formats_of(manifest: Manifest) -> Formats:
     """Returns the formats of all matrices; those of an MLP that stay in DRAM have the families' own."""
     spec, base = manifest.model, manifest.families[0].format
     known: dict[tuple[int, MatrixRole], FormatName] = {}
@@ -220,11 +228,12 @@ def buffers_of(model: Model, sparsity: Sparsity, free_bytes: int, device: Device
     what resident tensors, predictors, KV cache and bookkeeping leave."""
     layers = range(model.spec.num_hidden_layers)
     densities = {family: tuple(sparsity.density(family, layer) for layer in layers) for family in sparsity.families}
-    if densities == {WHOLE_MLP: (used_share(WHOLE_MLP, model.spec),) * len(layers)}:
+    (family, *others) = sparsity.families
+    if not others and family in (WHOLE_MLP, BLOCKS) and {*densities[family]} == {used_share(family, model.spec)}:
         shape = (sparsity.formats, sparsity.context_length, sparsity.budget.dram_budget_bytes, device)
-        # in a group, one read brings a unit's parts of several layers; and units of several sizes are not modelled
-        alone = sparsity.layers_per_group == 1 and sparsity.is_whole and len({*sparsity.layer_formats}) < 2
-        run = dense_run(model, *shape, sparsity.kv_cache, room_bytes=free_bytes, reads_ahead=alone)
+        # in a group, one read brings a unit's parts of several layers
+        alone = sparsity.layers_per_group == 1 and sparsity.is_whole
+        run = dense_run(model, *shape, sparsity.kv_cache, room_bytes=free_bytes, reads_ahead=alone, family=family)
         if run is not None:
             return Buffers(run.read_buffer_bytes, run.preload_buffer_bytes)
     page_bytes = device.flash.page_bytes.value

@@ -19,7 +19,7 @@ from coldpress.runtime.store.clock import FlashQueue
 from coldpress.runtime.store.computing import Early, Weights, Work, deciding_seconds, request_work
 from coldpress.runtime.store.planner import Strided, num_portions
 from coldpress.schemas.device import DeviceProfile, Flash, flash_seconds
-from coldpress.schemas.families import WHOLE_MLP, UnitFormat, layers_of, num_experts, num_units, used_share
+from coldpress.schemas.families import FamilyName, UnitFormat, layers_of, num_experts, num_units, used_share
 from coldpress.schemas.model import ModelSpec
 
 
@@ -52,21 +52,25 @@ class Stream:
 
     spec: ModelSpec
     device: DeviceProfile
+    family: FamilyName
     format: UnitFormat
     unit_bytes: int
+    """Bytes of a unit; where layers' formats differ, in the mean."""
+    largest_bytes: int
+    """Bytes of the largest unit."""
 
     @property
     def num_layers(self) -> int:
-        return len(layers_of(WHOLE_MLP, self.spec))
+        return len(layers_of(self.family, self.spec))
 
     @property
     def num_units(self) -> int:
-        return num_units(WHOLE_MLP, self.spec)
+        return num_units(self.family, self.spec)
 
     @property
     def used_bytes(self) -> int:
         """Bytes of a layer's units that a token uses."""
-        return int(self.num_units * used_share(WHOLE_MLP, self.spec)) * self.unit_bytes
+        return int(self.num_units * used_share(self.family, self.spec)) * self.unit_bytes
 
     @property
     def weights(self) -> Weights:
@@ -76,7 +80,7 @@ class Stream:
         """Returns the figures of a token that reads `num_streamed` units of all layers: whole layers, and the last
         units of one more. Layers that read equally much take equally long."""
         layers = self.num_layers
-        shape = self.num_units, num_experts(WHOLE_MLP, self.spec), self.spec.num_experts_per_tok
+        shape = self.num_units, num_experts(self.family, self.spec), self.spec.num_experts_per_tok
         whole, rest = divmod(num_streamed, self.num_units)
         totals = np.zeros(5)
         for times, count in ((whole, self.num_units), (int(rest > 0), rest), (layers - whole - (rest > 0), 0)):

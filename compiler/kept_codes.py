@@ -1,31 +1,57 @@
-"""Finds the matrices outside of units that keep a quantized file's codes: attention's, embeddings, shared experts.
-
-They stay in rows, so that their codes can be taken as they are, without a loss. The head is another case: its format is
-chosen by its loss.
-"""
+"""Finds the matrices that keep a quantized file's codes: those that are stored by rows, whose codes can be taken as
+they are, without a loss."""
 
 from coldpress.compiler.checkpoint.tensors import codes_type
 from coldpress.compiler.cost_model import HasShapes, slice_bytes, stored_format
 from coldpress.compiler.llama_cpp.formats import formats
-from coldpress.schemas.families import FormatName, Formats, UnitFormat, slice_formats, unit_role, with_kept
+from coldpress.schemas.families import (
+    JOINT,
+    FormatName,
+    Formats,
+    LayerFormats,
+    UnitFormat,
+    names_in,
+    unit_format,
+    unit_role,
+    with_kept,
+)
 from coldpress.schemas.model import MLP_ROLES, Model
 
 
-def keeping(model: HasShapes, layers: UnitFormat) -> Formats:
-    """Returns a format of layers beside those of the matrices that keep their codes: where the file's MLPs have the
-    layers' format, too, or where the codes take no more bytes than they otherwise would. A model that is only
-    described has no codes."""
+def keeping(model: HasShapes, layers: LayerFormats) -> Formats:
+    """Returns formats of layers beside those of the matrices outside of MLPs that keep their codes: where the file's
+    MLPs have a format of the layers, too, or where the codes take no more bytes than they otherwise would; of the head
+    only there. A model that is only described has no codes."""
     if not isinstance(model, Model):
         return layers
     spec, kept = model.spec, dict[str, FormatName]()
-    is_own = not own_formats_of_mlps(model).isdisjoint(slice_formats(layers))
+    is_own = not own_formats_of_mlps(model).isdisjoint(names_in(layers))
     for role, source in model.tensors.items():
         own, usual, length = own_format(model, role), stored_format(role, layers), source.shape[-1]
-        if own is None or usual in (None, own) or role == spec.head_role or unit_role(role, spec) in MLP_ROLES:
+        if own is None or usual in (None, own) or unit_role(role, spec) in MLP_ROLES:
+            continue
+        if role == spec.head_role and slice_bytes(length, own) > slice_bytes(length, usual):
             continue
         if is_own or slice_bytes(length, own) <= slice_bytes(length, usual):
             kept[role] = own
     return with_kept(layers, kept)
+
+
+def own_layers(model: Model) -> LayerFormats | None:
+    """Returns the formats that a quantized file has its layers' MLPs in; None if one of them has no such format here,
+    and for a mixture, whose units are neurons of experts."""
+    spec = model.spec
+    roles = [role for role in MLP_ROLES if spec.gated_mlp or role != "gate_proj"]
+    if spec.is_mixture:
+        return None
+    found: list[UnitFormat] = []
+    for layer in range(spec.num_hidden_layers):
+        names = [own_format(model, f"layers.{layer}.{role}.weight") for role in roles]
+        known = [name for name in names if name is not None]
+        if len(known) < len(roles):
+            return None
+        found.append(unit_format(known))
+    return found[0] if {*found} == {found[0]} and JOINT not in found[0] else tuple(found)
 
 
 def own_formats_of_mlps(model: Model) -> set[FormatName]:

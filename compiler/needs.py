@@ -337,14 +337,21 @@ class Build:
 
     def statistics_bytes(self, families: Iterable[FamilyName]) -> int:
         """Returns the bytes that a pass over the text leaves on disk: bits and counts of units, MLP inputs of every
-        layer, and the hidden states of two layers; twice with shards."""
+        layer, mean squares of its matrices' inputs, and the hidden states of two layers; twice with shards."""
         counted = list(families)
         spec, tokens, num_blocks = self.model.spec, self.num_tokens, ceil(self.num_tokens / self.block_tokens)
         per_unit = -(-tokens // 8) + 2 * num_blocks + 8
-        per_layer = self.layer_units(counted) * per_unit + 2 * tokens * spec.hidden_size
-        headers = (32 << 10) * (1 + len(counted))
+        per_layer = self.layer_units(counted) * per_unit + 2 * tokens * spec.hidden_size + self.squares_bytes
+        headers = (32 << 10) * (2 + len(counted))
         whole = spec.num_hidden_layers * (per_layer + headers) + 2 * 4 * tokens * spec.hidden_size
         return whole * (2 if self.shards > 1 else 1)
+
+    @property
+    def squares_bytes(self) -> int:
+        """The bytes of the mean squares of the inputs of a layer's matrices, in each block of calibration text."""
+        spec = self.model.spec
+        inputs = 2 * spec.hidden_size + spec.mixed_size + self.inner_size
+        return 4 * ceil(self.num_tokens / self.block_tokens) * inputs
 
     def forward_s(self, tokens: int) -> float:
         return 2 * self.model.num_parameters * tokens / (self.flops_per_core * self.threads)

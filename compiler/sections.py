@@ -27,10 +27,10 @@ from coldpress.runtime.quantization._mixed import coarsest, format_at
 from coldpress.runtime.sparsity import Selector
 from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.families import (
-    WHOLE_MLP,
     FamilyName,
     FormatName,
     Formats,
+    dense_family,
     layer_format,
     num_units,
     unit_keys,
@@ -114,10 +114,15 @@ def bookkeeping_bytes(
 
 
 def dense_bookkeeping_bytes(
-    spec: ModelSpec, format_name: FormatName, page_bytes: int, caches: Collection[str] = (DEFAULT_CACHE,)
+    spec: ModelSpec,
+    format_name: FormatName,
+    page_bytes: int,
+    caches: Collection[str] = (DEFAULT_CACHE,),
+    family: FamilyName | None = None,
 ) -> int:
-    """Returns a dense run's bookkeeping with any of `caches`. Its units are neurons; its selector keeps no array."""
-    sections = make_sections(spec, (WHOLE_MLP,), format_name)
+    """Returns a dense run's bookkeeping with any of `caches`, with units of `family`, None for a dense run's own; its
+    selector keeps no array."""
+    sections = make_sections(spec, (family or dense_family(spec),), format_name)
     return _counted_bytes(spec, sections, format_name, (), caches, page_bytes)
 
 

@@ -4,7 +4,8 @@ rule quantize:
         sparsity=f"{DEVICE}/allocate.json",
         gram=GRAM,
         importance=IMPORTANCE,
-        arrays=arrays(SOURCE, f"{DEVICE}/allocate.json", GRAM, IMPORTANCE),
+        activations=f"{MODEL}/calibrate.json",
+        arrays=arrays(SOURCE, f"{DEVICE}/allocate.json", GRAM, IMPORTANCE, f"{MODEL}/calibrate.json"),
     output:
         record=f"{DEVICE}/quantize/{{chunk}}.json",
         arrays=directory(f"{DEVICE}/quantize/{{chunk}}"),

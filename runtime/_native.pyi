@@ -44,6 +44,24 @@ def mlp_rows(
     num_threads: int = 0,
     activation_bits: int = 0,
 ) -> None: ...
+def mlp_blocks(
+    store: np.ndarray,
+    slots: np.ndarray,
+    gate: tuple[int, str] | None,
+    up: tuple[int, str] | None,
+    down: tuple[int, str],
+    block: int,
+    length: int,
+    activation: str,
+    threshold: float,
+    x: np.ndarray,
+    gate_bias: np.ndarray | None,
+    up_bias: np.ndarray | None,
+    factors: np.ndarray | None,
+    out: np.ndarray,
+    num_threads: int = 0,
+    activation_bits: int = 0,
+) -> None: ...
 def gemv(
     matrix: np.ndarray,
     length: int,
@@ -103,6 +121,9 @@ def fit_ranges(
     steps: np.ndarray,
     starts: np.ndarray,
     num_threads: int = 0,
+) -> None: ...
+def fit_scales(
+    values: np.ndarray, prices: np.ndarray, levels: np.ndarray, scales: np.ndarray, num_threads: int = 0
 ) -> None: ...
 def nearest_numbers(
     values: np.ndarray,

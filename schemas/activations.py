@@ -12,6 +12,10 @@ Arrays of a layer: `mlp_inputs` float16 [num_tokens, hidden_size], the MLP's inp
 layer, `block_similarity` float64 [num_blocks], each block's mean cosine with the previous layer, and `top_shared` int64
 [num_blocks, num_densities], the channels that are among the largest in both layers, summed over the block's tokens.
 
+Arrays of the inputs of a layer's matrices: for each signal that a matrix multiplies (`INPUT_OF`, schemas/gram.py), the
+mean square of each of its entries over the tokens of each block, float32 [num_blocks, n]. In a mixture `mlp_inner` has
+the units of all experts one after another, each weighted by the router and 0 on tokens that do not use it.
+
 Arrays of a layer's experts: `used` uint8 [num_experts, ceil(num_tokens / 8)], packed like `bits`, which tokens use each
 expert; after the first layer, `guessed` int64 [num_blocks], a block's uses whose expert the router already chooses from
 the MLP input of the layer before; `task_counts` int64 [num_tasks, num_experts], absent if the corpus names no task.
@@ -54,7 +58,7 @@ class ExpertUses(Record):
 
 
 class LayerStatistics(Extended):
-    LATER = ("experts",)
+    LATER = ("experts", "mean_squares")
 
     layer: Count
     families: tuple[FamilyStatistics, ...]
@@ -65,6 +69,8 @@ class LayerStatistics(Extended):
     """By ascending density; empty for layer 0."""
     experts: ExpertUses | None = None
     """None, which is left out of the file, for a layer without experts."""
+    mean_squares: ArrayFile | None = None
+    """None, which is left out of the file, where a selector left out units, and in records made by hand."""
 
     def family(self, name: FamilyName) -> FamilyStatistics | None:
         return next((found for found in self.families if found.family == name), None)

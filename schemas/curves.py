@@ -10,7 +10,7 @@ of float16; and `<layer>.<family>.unit_norms` float32 [num_units], the norms of 
 from pydantic import Field
 
 from coldpress.schemas.base import ArrayFile, Count, Extended, PositiveCount, Record, Sha256, Share
-from coldpress.schemas.families import FormatName, Method
+from coldpress.schemas.families import WHOLE_MLP, FamilyName, FormatName, LayerFormats, Method
 from coldpress.schemas.layout import KvCacheFormat, RoutingName
 
 
@@ -48,7 +48,15 @@ class Curve(Record):
 
 
 class FormatLoss(Loss):
-    """All layers' matrices rounded in a format, or the head rounded to nearest, and every unit used."""
+    """All layers' matrices rounded in formats, and every unit used."""
+
+    format: LayerFormats
+    family: FamilyName = WHOLE_MLP
+    """The family in whose slices the MLP's matrices were rounded: a column of down loses more than a row."""
+
+
+class HeadLoss(Loss):
+    """The head rounded to nearest in a format, and every unit used."""
 
     format: FormatName
 
@@ -91,7 +99,7 @@ class Curves(Extended):
     block_tokens: PositiveCount
     curves: tuple[Curve, ...]
     formats: tuple[FormatLoss, ...]
-    heads: tuple[FormatLoss, ...] = ()
+    heads: tuple[HeadLoss, ...] = ()
     """Losses of the head in formats that take fewer bytes than the one that goes with the layers', which is taken to
     lose nothing; with the embeddings, where they are tied to it."""
     kv_caches: tuple[KvCacheLoss, ...] = ()
@@ -110,5 +118,5 @@ class Curves(Extended):
         """Returns what was measured of the model later, with this trace; None: nothing more was."""
         return self if other is None else other.model_copy(update={"trace": self.trace})
 
-    def format_loss(self, name: FormatName) -> FormatLoss | None:
-        return next((found for found in self.formats if found.format == name), None)
+    def format_loss(self, formats: LayerFormats, family: FamilyName) -> FormatLoss | None:
+        return next((one for one in self.formats if (one.format, one.family) == (formats, family)), None)

@@ -28,8 +28,11 @@ Signal = Literal[
 input after the norm; the same vector once per expert, 0 for experts that a token does not use; act(gate), or act(up)
 without a gate; up, after its activation if it has one (dReLU); the product of both, or act(up), in a mixture weighted
 by the router; the router's logits; what it chooses experts by (runtime/routers)."""
-Axis = Literal["hidden_size", "intermediate_size", "heads"]
-"""The dimension along which a unit is an index; `heads` has `ModelSpec.mixed_size` entries."""
+Axis = Literal["hidden_size", "intermediate_size", "heads", "blocks"]
+"""The dimension along which a unit is an index; `heads` has `ModelSpec.mixed_size` entries, `blocks` one for each block
+of neurons (`block_neurons`)."""
+BLOCK_SIZES = (256, 32)
+"""Neurons of a block: the values of a block of llama.cpp's K formats, or of its other formats."""
 
 JOINT = "+"
 """Stands between the formats of slices."""
@@ -77,10 +80,12 @@ the layers' (compiler/cost_model.py:stored_format)."""
 
 
 class Slice(Record):
-    """One row or column of one matrix; `row` i is weight[i, :], `column` i is weight[:, i] (Hugging Face's order)."""
+    """A unit's part of one matrix: `row` i is weight[i, :], `column` i is weight[:, i] (Hugging Face's order). `rows`
+    are the rows of a block's neurons one after another, and `columns` their columns, row by row: both are stored in the
+    codes of whole rows."""
 
     role: MatrixRole
-    axis: Literal["row", "column"]
+    axis: Literal["row", "column", "rows", "columns"]
 
 
 class Family(Record):
@@ -110,6 +115,7 @@ FAMILIES: Mapping[str, Family] = {
     for family in (
         # row-column bundling: LLM in a flash 3.2
         _family("neuron", "intermediate_size", "mlp_input", "mlp_inner", gate="row", up="row", down="column"),
+        _family("block", "blocks", "mlp_input", "mlp_inner", gate="rows", up="rows", down="columns"),
         _family("up_down", "intermediate_size", "mlp_activation", up="row", down="column"),
         _family("gate_down", "intermediate_size", "mlp_up", gate="row", down="column"),
         _family("mlp_in", "hidden_size", "mlp_input", gate="column", up="column"),
@@ -129,6 +135,8 @@ KNOWN_BEFORE: Mapping[Signal, tuple[MatrixRole, ...]] = {
 """Matrices that must be known before a signal is, in an MLP with a gate."""
 WHOLE_MLP = "neuron"
 """The family whose units hold the whole MLP, so that no part of the MLP stays resident."""
+BLOCKS = "block"
+"""The family whose units do so for neurons next to each other, which only a run that uses all of them reads."""
 
 
 def known_family(name: str) -> str:
@@ -161,6 +169,12 @@ def kept_of(formats: Formats) -> tuple[KeptFormat, ...]:
 def with_own(layers: LayerFormats, head: HeadFormat | None = None, kept: tuple[KeptFormat, ...] = ()) -> Formats:
     """Returns the inverse of `of_layers`, `head_of` and `kept_of`."""
     return OwnFormats(layers=layers, head=head, kept=kept) if head or kept else layers
+
+
+def with_head(formats: Formats, head: HeadFormat) -> Formats:
+    """Returns formats beside one of the head's own, which then keeps no code of the file."""
+    kept = {role: one.format for one in kept_of(formats) for role in one.roles if role != head.role}
+    return with_own(of_layers(formats), head, kept_of(with_kept(of_layers(formats), kept)))
 
 
 def with_kept(formats: Formats, kept: Mapping[str, FormatName]) -> Formats:
@@ -200,6 +214,13 @@ def slice_formats(name: UnitFormat, count: int = 1) -> tuple[FormatName, ...]:
     return names * count if len(names) == 1 else names
 
 
+def names_in(formats: LayerFormats) -> frozenset[FormatName]:
+    """Returns all formats that layers, or matrices of their MLPs, have."""
+    return frozenset(
+        name for one in ((formats,) if isinstance(formats, str) else formats) for name in slice_formats(one)
+    )
+
+
 def unit_format(names: Sequence[FormatName]) -> UnitFormat:
     """Returns the format of units whose slices have these formats: the inverse of `slice_formats`."""
     return names[0] if len(set(names)) == 1 else JOINT.join(names)
@@ -220,6 +241,17 @@ def _present(spec: ModelSpec) -> tuple[MatrixRole, ...]:
     return (*spec.attention_roles, *(role for role in MLP_ROLES if spec.gated_mlp or role != "gate_proj"))
 
 
+def block_neurons(spec: ModelSpec) -> int:
+    """Returns the neurons of a block; 0 for a model whose MLP has no whole number of blocks, and for a mixture."""
+    fitting = (size for size in BLOCK_SIZES if spec.intermediate_size % size == 0 and not spec.is_mixture)
+    return next(fitting, 0)
+
+
+def dense_family(spec: ModelSpec) -> FamilyName:
+    """Returns the family of a dense run: blocks, whose matrices keep the codes of whole rows, where there are any."""
+    return BLOCKS if block_neurons(spec) else WHOLE_MLP
+
+
 def num_units(family: str, spec: ModelSpec) -> int:
     """Returns the number of units of `family` in one layer; for the MLP's families, experts times units per expert.
     Neuron i of expert e is unit e * intermediate_size + i, so that (layer, family) is the key of every table."""
@@ -227,6 +259,7 @@ def num_units(family: str, spec: ModelSpec) -> int:
         "hidden_size": spec.hidden_size,
         "intermediate_size": spec.intermediate_size,
         "heads": spec.mixed_size,
+        "blocks": spec.intermediate_size // max(1, block_neurons(spec)),
     }
     return sizes[FAMILIES[family].axis] * num_experts(family, spec)
 
@@ -279,9 +312,12 @@ def activity_of(family: str, spec: ModelSpec) -> Signal:
     return signal_of(family, spec) if found.signal == found.activity else found.activity
 
 
-def slice_length(piece: Slice, spec: ModelSpec) -> int:
+def slice_shape(piece: Slice, spec: ModelSpec) -> tuple[int, int]:
+    """Returns how many slices a unit has of a matrix, and the values of each."""
     rows, columns = role_shape(spec, f"{piece.role}.weight")
-    return {"row": columns, "column": rows}[piece.axis]
+    neurons = block_neurons(spec)
+    of_units = {"row": (1, columns), "column": (1, rows)}
+    return (of_units | {"rows": (neurons, columns), "columns": (rows, neurons)})[piece.axis]
 
 
 def resident_roles(families: Iterable[str], spec: ModelSpec) -> tuple[MatrixRole, ...]:
@@ -351,6 +387,8 @@ def missing_for_decoder(names: Sequence[str], spec: ModelSpec) -> str | None:
 
 
 def _is_computable(family: Family, spec: ModelSpec) -> bool:
+    if family.axis == "blocks" and not block_neurons(spec):
+        return False
     gate_matters = spec.gated_mlp or family.signal in ("mlp_input", "mlp_inner")
     is_known = not set(KNOWN_BEFORE[family.signal]) & set(family.roles)
     return "down_proj" in family.roles and is_known and gate_matters

@@ -23,6 +23,7 @@ from coldpress.runtime.sparsity import Residency, Selector, select_of, used_expe
 from coldpress.schemas.base import Options
 from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.families import (
+    BLOCKS,
     Signal,
     activity_of,
     layers_of,
@@ -207,6 +208,8 @@ class Masks:
                     self.chosen.setdefault((layer, name), {})[block] = mask
                 if block >= self.warm_up_blocks:
                     self.used.setdefault((layer, name), {})[block] = int(np.count_nonzero(mask))
+                if name == BLOCKS:  # which are all used, and have no entry each
+                    return part
                 return torch.where(torch.from_numpy(mask).reshape(part.shape).to(part.device), part, 0.0)
 
             found[activity] = change

@@ -22,7 +22,7 @@ from coldpress.runtime.flash import Landing, direct, serial
 from coldpress.runtime.quantization import Format
 from coldpress.runtime.store import planner
 from coldpress.runtime.store.reads import MAX_READ_BYTES
-from coldpress.schemas.families import slice_length
+from coldpress.schemas.families import slice_shape
 from coldpress.schemas.layout import Section
 from coldpress.schemas.manifest import FLASH_FILE, Manifest
 
@@ -52,7 +52,7 @@ def slice_sizes(manifest: Manifest) -> Mapping[str, list[int]]:
     return {
         entry.family: [
             plugins.load("coldpress.runtime.quantization", Format, entry.format).nbytes(
-                slice_length(piece, manifest.model)
+                slice_shape(piece, manifest.model)[1]
             )
             for piece in entry.slices
         ]

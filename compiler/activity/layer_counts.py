@@ -13,12 +13,13 @@ import numpy as np
 
 from coldpress.compiler.activity.array_rows import RowReader, RowWriter
 from coldpress.compiler.activity.expert_counts import ExpertCounts
-from coldpress.compiler.activity.forward import Hooks
+from coldpress.compiler.activity.forward import OF_ANY_LAYER, Hooks
 from coldpress.compiler.activity.packed_bits import joined, population
 from coldpress.compiler.activity.signals import magnitude_edges, magnitude_histogram, pack_nonzero, shared_top
 from coldpress.compiler.architectures import Architecture
 from coldpress.runtime.plugins import load
-from coldpress.schemas.families import FAMILIES, FamilyName, Signal, activity_of
+from coldpress.schemas.families import BLOCKS, FAMILIES, FamilyName, Signal, activity_of
+from coldpress.schemas.gram import INPUT_OF
 from coldpress.schemas.model import ModelSpec
 
 if TYPE_CHECKING:
@@ -46,9 +47,10 @@ class Activity:
 
 
 def countable_families(spec: ModelSpec) -> tuple[FamilyName, ...]:
-    """Returns the families that some selector of this model may use: those whose signal its layers have."""
+    """Returns the families that some selector of this model may choose from: those whose signal its layers have. Of
+    blocks every token uses all."""
     taps = load("coldpress.compiler.architectures", Architecture, spec.model_type).MODULES.taps
-    return tuple(name for name in FAMILIES if activity_of(name, spec) in taps)
+    return tuple(name for name in FAMILIES if activity_of(name, spec) in taps and name != BLOCKS)
 
 
 def leaders(families: Iterable[FamilyName], spec: ModelSpec) -> dict[FamilyName, tuple[FamilyName, ...]]:
@@ -65,6 +67,13 @@ def exact_families(families: Iterable[str], spec: ModelSpec) -> frozenset[str]:
         return frozenset()
     signals = (*INNER_SIGNALS, "mlp_up") if spec.activated_up else INNER_SIGNALS
     return frozenset(family for family in families if FAMILIES[family].activity in signals)
+
+
+def multiplied_signals(layer: int, spec: ModelSpec) -> tuple[Signal, ...]:
+    """Returns the signals that matrices of a layer multiply; of a mixture's layer without experts, those that it
+    shows."""
+    signals: dict[Signal, None] = dict.fromkeys(INPUT_OF.values())
+    return tuple(signal for signal in signals if not spec.is_dense(layer) or signal in OF_ANY_LAYER)
 
 
 @dataclass(frozen=True)
@@ -110,7 +119,18 @@ class SignalCounter:
 
         if self._run.experts is not None:
             found["router_logits"] = self._count_experts
-        return {**found, "mlp_input": on_input}
+        found["mlp_input"] = on_input
+        for signal in self._run.squares:
+            found[signal] = self._square(signal, found.get(signal))
+        return found
+
+    def _square(self, signal: Signal, then: "Change | None") -> "Change":
+        def change(part: "Tensor") -> "Tensor | None":
+            for offset, block in enumerate(part.chunk(self._count)):
+                self._run.square(self._start + offset, signal, block)
+            return then(part) if then else None
+
+        return change
 
     def _count_experts(self, logits: "Tensor") -> None:
         experts = self._run.experts
@@ -156,13 +176,15 @@ class LayerCounts:
         inputs: RowWriter | None,
         previous: RowReader | None,
         experts: ExpertCounts | None = None,
+        squared: tuple[Signal, ...] = (),
     ) -> None:
         """`families`: each with the signal that has one entry for each of its units; `experts` counts those of a layer
-        that has experts."""
+        that has experts; the mean squares of the signals `squared` are taken."""
         self.families, self.experts = families, experts
         self._layer, self._text, self._activity, self._inputs, self._previous = layer, text, activity, inputs, previous
         num_blocks = len(text.tokens)
         self._seen: dict[str, list[_Seen | None]] = {family: [None] * num_blocks for family in families}
+        self.squares: dict[Signal, list[np.ndarray]] = {signal: [np.empty(0)] * num_blocks for signal in squared}
         self.similarity = np.zeros(num_blocks)
         self.shared = np.zeros((num_blocks, len(TOP_DENSITIES)), np.int64)
 
@@ -186,6 +208,15 @@ class LayerCounts:
             cosines = torch.nn.functional.cosine_similarity(rows.float(), before.float(), dim=1)
             self.similarity[block] = cosines.double().mean().item()
             self.shared[block] = shared_top(keys_of(rows), keys_of(before), top_selected(rows.shape[1]))
+
+    def square(self, block: int, signal: Signal, values: "Tensor") -> None:
+        """Takes the mean square of each entry of one block's signal, [T, n]; sums are float64."""
+        x = values.float().cpu().numpy()
+        sums = np.einsum("tn,tn->n", x, x, dtype=np.float64)
+        self.squares[signal][block] = (sums / len(x)).astype(np.float32)
+
+    def mean_squares(self) -> dict[str, np.ndarray]:
+        return {signal: np.stack(blocks) for signal, blocks in self.squares.items()}
 
     def count(self, block: int, family: str, signal: "Tensor") -> np.ndarray | None:
         """Counts one block's signal [T, num_units]; returns the selected units, bool of the same shape, if a selector

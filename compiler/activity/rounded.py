@@ -42,26 +42,37 @@ class Rounded(_Like):
         super().__init__(source)
         self._formats, self._rounding = formats, rounding
         self._axes: Mapping[MatrixRole, Axis] = {
-            piece.role: piece.axis for family in families for piece in slices(family, source.spec)
+            piece.role: "column" if piece.axis == "column" else "row"
+            for family in families
+            for piece in slices(family, source.spec)
         }
 
+    @property
+    def is_exact(self) -> bool:
+        """Tells whether all matrices keep the source's own codes, so that nothing is rounded."""
+        return all(self._keeps(role) for role in self.model.tensors if role.startswith("layers."))
+
     def _of_role(self, role: str) -> "Tensor":
-        if (usual := stored_format(role, self._formats)) is None:
+        if self._keeps(role):
             return super()._of_role(role)
-        axis = self._axis(role) or "row"
-        name = usual if self._axis(role) is None else self._format_of(role)
-        if axis == "row" and keeps_codes(self.model, role, _codec(name)):
-            return super()._of_role(role)  # the source's own codes are kept
+        axis, name = self._axis(role) or "row", self._format_of(role)
         values = self._in_format(name, self._rounding.codes(self.model, role, axis, name), role, axis)
         return values if axis == "row" else values.T.contiguous()
+
+    def _keeps(self, role: str) -> bool:
+        if stored_format(role, self._formats) is None:
+            return True
+        return self._axis(role) != "column" and keeps_codes(self.model, role, _codec(self._format_of(role)))
 
     def _axis(self, role: str) -> Axis | None:
         matrix = unit_role(role, self.spec)
         return None if matrix is None else self._axes.get(matrix)
 
     def _format_of(self, role: str) -> FormatName:
-        matrix = unit_role(role, self.spec)
-        assert matrix is not None
+        matrix, usual = unit_role(role, self.spec), stored_format(role, self._formats)
+        if matrix is None or matrix not in self._axes:
+            assert usual is not None
+            return usual
         name = layer_format(self._formats, int(role.split(".")[1]))
         return matrix_formats(name).get(matrix, name)
 
@@ -85,11 +96,12 @@ class RoundedHead(_Like):
         """Rounds to nearest, which every algorithm does outside the layers."""
         super().__init__(source)
         self._format = _codec(format_name)
-        self._is_exact = keeps_codes(source.model, source.spec.head_role, self._format)
+        self.is_exact = keeps_codes(source.model, source.spec.head_role, self._format)
+        """True if the head keeps the source's own codes."""
 
     def _rows(self, role: str, start: int, stop: int) -> np.ndarray:
         values = super()._rows(role, start, stop)
-        if role != self.spec.head_role or self._is_exact:
+        if role != self.spec.head_role or self.is_exact:
             return values
         return decode_rows(self._format.encode(values), values.shape[1], self._format.name(), num_threads=1)
 

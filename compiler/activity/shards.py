@@ -14,7 +14,7 @@ from coldpress.compiler.activity.array_rows import RowReader, RowWriter, writing
 from coldpress.compiler.activity.expert_counts import curve_of, merged
 from coldpress.compiler.activity.layer_counts import Text
 from coldpress.compiler.activity.packed_bits import joined
-from coldpress.compiler.activity.statistics import experts_key, layer_record
+from coldpress.compiler.activity.statistics import experts_key, layer_record, squares_key
 from coldpress.compiler.io import Workspace, checked_path, load_arrays
 from coldpress.schemas.activations import Activations, LayerStatistics, TaskTokens
 from coldpress.schemas.base import ArrayFile
@@ -110,7 +110,18 @@ def _layer(number: int, parts: Sequence[Activations], work: Workspace) -> LayerS
     inputs = work.current(key) or _inputs([layer.inputs for layer in layers], key, work)
     earlier = ((family, work.current(f"{number - 1:03d}.{family}")) for family in families if number)
     before = {family: file for family, file in earlier if file}
-    return layer_record(number, families, before, inputs, sum(tokens), _experts(number, layers, tokens, work))
+    experts = _experts(number, layers, tokens, work)
+    return layer_record(number, families, before, inputs, sum(tokens), experts, _squares(number, layers, work))
+
+
+def _squares(number: int, layers: Sequence[LayerStatistics], work: Workspace) -> ArrayFile | None:
+    files = [layer.mean_squares for layer in layers if layer.mean_squares is not None]
+    return work.once(squares_key(number), functools.partial(_joined, files)) if files else None
+
+
+def _joined(files: Sequence[ArrayFile]) -> dict[str, np.ndarray]:
+    arrays = [load_arrays(file) for file in files]
+    return {signal: np.concatenate([part[signal] for part in arrays]) for signal in arrays[0]}
 
 
 def _experts(

@@ -4,7 +4,9 @@ A file carries the hidden states of all tokens from layer to layer; memory holds
 layer and family the signals are counted (compiler/activity/signals.py): which units are active on which token, how
 often, in which context and task, and a histogram of magnitudes fine enough for the threshold of any density (TEAL). A
 unit is active if its signal is not zero; or, with a chosen density, if the selector picks it: then the pass continues
-with the masked signals (ActiveFlow 4.1, DIP 3.2). Every layer's results are saved, so that an interrupted run resumes.
+with the masked signals (ActiveFlow 4.1, DIP 3.2). Without one, the inputs of the layer's matrices are squared, too:
+their means say how much each input counts when weights are rounded. Every layer's results are saved, so that an
+interrupted run resumes.
 """
 
 import logging
@@ -25,6 +27,7 @@ from coldpress.compiler.activity.layer_counts import (
     Text,
     keys_of,
     leaders,
+    multiplied_signals,
     top_selected,
 )
 from coldpress.compiler.activity.packed_bits import population
@@ -63,6 +66,7 @@ def layer_record(
     inputs: ArrayFile,
     num_tokens: int,
     experts: ArrayFile | None = None,
+    mean_squares: ArrayFile | None = None,
 ) -> LayerStatistics:
     """Returns the record of one layer's array files: `families` has units and arrays of each family, `before` the
     arrays of the layer before, empty for layer 0."""
@@ -82,6 +86,7 @@ def layer_record(
         input_similarity=similarity,
         top_precision=precision,
         experts=experts and uses_of(experts),
+        mean_squares=mean_squares,
     )
 
 
@@ -138,6 +143,7 @@ class _Collector:
             raise ColdpressError(f"{self._work.folder}: the arrays of layer {layer} vanished while they were written")
         *arrays, inputs = files
         experts = arrays.pop() if self._stream.spec.has_experts(layer) else None
+        squares = arrays.pop() if self._squared(layer) else None
         spec, file_of = self._stream.spec, dict(zip(self._counted_in(layer), arrays, strict=True))
         families = {
             family: (num_units(family, spec), file_of[source])
@@ -146,16 +152,20 @@ class _Collector:
         }
         earlier = [self._work.current(key) for key in self._family_keys(layer - 1)] if layer else []
         before = {name: file for name, file in zip(self._counted_in(layer - 1), earlier, strict=False) if file}
-        return layer_record(layer, families, before, inputs, self._text.tokens.size, experts)
+        return layer_record(layer, families, before, inputs, self._text.tokens.size, experts, squares)
 
     def _present(self, layer: int) -> list[ArrayFile] | None:
-        own = [experts_key(layer)] if self._stream.spec.has_experts(layer) else []
+        own = [squares_key(layer)] if self._squared(layer) else []
+        own += [experts_key(layer)] if self._stream.spec.has_experts(layer) else []
         found = [self._work.current(key) for key in (*self._family_keys(layer), *own, _inputs_key(layer))]
         present = [file for file in found if file is not None]
         return present if len(present) == len(found) else None
 
     def _counted_in(self, layer: int) -> list[FamilyName]:
         return [family for family in self._counted if layer in layers_of(family, self._stream.spec)]
+
+    def _squared(self, layer: int) -> tuple[Signal, ...]:
+        return () if self._activity.choice else multiplied_signals(layer, self._stream.spec)
 
     def _family_keys(self, layer: int) -> list[str]:
         return [f"{layer:03d}.{family}" for family in self._counted_in(layer)]
@@ -178,6 +188,8 @@ class _Collector:
             run = self._run(layer, writer, before)
             for family, key in zip(self._counted_in(layer), self._family_keys(layer), strict=True):
                 self._work.save(key, run.arrays(family))
+            if run.squares:
+                self._work.save(squares_key(layer), run.mean_squares())
             if run.experts is not None:
                 self._work.save(experts_key(layer), run.experts.arrays(self._text.tasks, self._text.num_tasks))
             if layer:
@@ -197,7 +209,8 @@ class _Collector:
         signals: dict[str, Signal] = {family: activity_of(family, spec) for family in counted}
         num_blocks, block_tokens = self._text.tokens.shape
         experts = ExpertCounts(self._stream.model, layer, num_blocks) if self._stream.spec.has_experts(layer) else None
-        run = LayerCounts(layer, self._text, signals, self._activity, inputs, previous, experts)
+        squared = self._squared(layer)
+        run = LayerCounts(layer, self._text, signals, self._activity, inputs, previous, experts, squared)
         step = 1 if self._stream.device.type == "cpu" else max(1, ACCELERATOR_TOKENS // block_tokens)
         loaded = self._stream.load_layer(layer, block_tokens)
         with self._hidden(layer) as read, self._following(layer) as writer:
@@ -250,6 +263,10 @@ class _Collector:
 
 def experts_key(layer: int) -> str:
     return f"{layer:03d}.experts"
+
+
+def squares_key(layer: int) -> str:
+    return f"{layer:03d}.squares"
 
 
 def _inputs_key(layer: int) -> str:

@@ -6,7 +6,6 @@ Blocks of text are few; fewer than eight are cut into as many parts, over which 
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -29,8 +28,8 @@ from coldpress.runtime.plugins import load
 from coldpress.schemas.activations import Activations
 from coldpress.schemas.base import Options
 from coldpress.schemas.corpus import Corpus
-from coldpress.schemas.curves import Curve, FormatLoss, KvCacheLoss, Point, RoutedPoint, RoutingCurve
-from coldpress.schemas.families import WHOLE_MLP, FamilyName, FormatName
+from coldpress.schemas.curves import Curve, FormatLoss, HeadLoss, KvCacheLoss, Point, RoutedPoint, RoutingCurve
+from coldpress.schemas.families import FamilyName, FormatName, LayerFormats
 from coldpress.schemas.layout import KvCacheFormat
 from coldpress.schemas.model import Model, ModelSpec
 
@@ -42,6 +41,10 @@ RARE = 99.9
 """Percentile of the divergence that stands for the worst tokens."""
 LEAST_PARTS = 8
 """Parts of a text that a standard error is taken over: that of two blocks is often a quarter of what it should be."""
+
+
+NO_LOSS = {"mean_kld": 0.0, "mean_kld_error": 0.0, "p999_kld": 0.0, "ppl_ratio": 1.0, "ppl_ratio_error": 0.0}
+"""The loss of a model whose matrices keep the source's codes."""
 
 
 class PassesConfig(ComputeConfig, ExploreSetting):
@@ -120,7 +123,7 @@ class Passes:
         at = "-".join(f"{density:g}" for density in densities)
         return f"curve-{along.title}-at-{at}" + ("" if in_cache else "-without-cache")
 
-    def loss(self, title: str, changed: Callable[[], LayerStream]) -> dict[str, Any]:
+    def loss(self, title: str, changed: Callable[[], Rounded | RoundedKeys]) -> dict[str, Any]:
         return self._lost(title, self.differences(title, lambda: changed().last_hidden(self.tokens)))
 
     def _lost(self, title: str, found: Differences) -> dict[str, Any]:
@@ -128,20 +131,27 @@ class Passes:
         LOG.info("%s: %s: perplexity ratio %.4f", self.stage, title, loss["ppl_ratio"])
         return loss
 
-    def format(self, name: FormatName, families: tuple[FamilyName, ...] = (WHOLE_MLP,)) -> FormatLoss:
-        """Returns the loss of a plain format, with the matrices of `families` rounded in slices of their units: columns
-        of a down projection lose up to twice as much as rows."""
-        title = "-".join(("format", name, self.rounding.name, *families[1:]))
-        rounded = partial(Rounded, self.stream, keeping(self.stream.model, name), self.rounding, families)
-        return FormatLoss(format=name, **self.loss(title, rounded))
+    def format(self, formats: LayerFormats, *families: FamilyName) -> FormatLoss:
+        """Returns the loss of formats, with the matrices of `families`, the MLP's first, rounded in slices of their
+        units: columns of a down projection lose up to four times as much as rows."""
+        name = formats if isinstance(formats, str) else "own"
+        title = "-".join(("format", name, self.rounding.name, *families))
+        rounded = Rounded(self.stream, keeping(self.stream.model, formats), self.rounding, families)
+        if rounded.is_exact:
+            self.steps.add()
+            return FormatLoss(format=formats, family=families[0], **NO_LOSS)
+        return FormatLoss(format=formats, family=families[0], **self.loss(title, lambda: rounded))
 
-    def head(self, name: FormatName) -> FormatLoss:
+    def head(self, name: FormatName) -> HeadLoss:
         """Returns the loss of the head in a format: the whole model's hidden states are multiplied by it, and those of
         rounded embeddings where they are tied to it."""
         head, title = RoundedHead(self.stream, name), f"head-{name}"
+        if head.is_exact:
+            self.steps.add()
+            return HeadLoss(format=name, **NO_LOSS)
         is_tied = self.stream.spec.tie_word_embeddings
         found = self.differences(title, lambda: head.last_hidden(self.tokens) if is_tied else self.whole, head)
-        return FormatLoss(format=name, **self._lost(title, found))
+        return HeadLoss(format=name, **self._lost(title, found))
 
     def kv_cache(self, kind: KvCacheFormat) -> KvCacheLoss:
         return KvCacheLoss(kv_cache=kind, **self.loss(f"kv-cache-{kind}", lambda: RoundedKeys(self.stream, kind)))
@@ -179,12 +189,15 @@ def _finite(value: float) -> float | None:
     return value if np.isfinite(value) else None
 
 
-def rounding_of(config: PassesConfig, model: Model, corpus: Corpus, work: Workspace, threads: int) -> Rounding:
+def rounding_of(
+    config: PassesConfig, model: Model, corpus: Corpus, activations: Activations, work: Workspace, threads: int
+) -> Rounding:
+    """Returns how a build rounds: by the algorithm, with what calibration text says of the inputs."""
     algorithm = load("coldpress.compiler.rounding", Algorithm, config.algorithm)
     if not algorithm.NEEDS_GRAM:
-        return Rounding(algorithm)
+        return Rounding(algorithm, activations=activations)
     stream, _ = stream_of(config, model, threads)
-    return Rounding(algorithm, add_grams(stream, corpus, _grams_in(work)))
+    return Rounding(algorithm, add_grams(stream, corpus, _grams_in(work)), activations)
 
 
 def remove_grams(model: Model, work: Workspace) -> None:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from statistics import fmean
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,13 +12,13 @@ from coldpress.compiler.activity.unit_statistics import all_statistics, fit_all
 from coldpress.compiler.activity.variants import Variant
 from coldpress.compiler.candidates import AUTO, DEFAULT_FORMAT, compared_formats
 from coldpress.compiler.cost_model import HEAD_FORMAT, read_units_of, slice_bytes, unit_bytes
-from coldpress.compiler.kept_codes import own_format, own_formats_of_mlps
+from coldpress.compiler.kept_codes import own_format, own_formats_of_mlps, own_layers
 from coldpress.runtime.plugins import load, options_of
 from coldpress.runtime.sparsity import Selector
 from coldpress.schemas.activations import Activations
 from coldpress.schemas.base import Options
 from coldpress.schemas.errors import ColdpressError
-from coldpress.schemas.families import FormatName, Method, used_share
+from coldpress.schemas.families import FormatName, LayerFormats, Method, slice_formats, used_share
 from coldpress.schemas.model import Model, ModelSpec
 
 DENSITIES = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
@@ -80,36 +81,60 @@ def asked(options: Mapping[Method, Options], spec: ModelSpec) -> tuple[dict[Meth
     return reasons, found
 
 
-def layer_formats_of(model: Model) -> tuple[FormatName, ...]:
-    """Returns the formats whose loss is measured in all layers, the largest first: those that are compared, and those
-    that a quantized file has its MLPs in, which are kept; of such a file none that are larger."""
-    own = own_formats_of_mlps(model)
+def layer_formats_of(model: Model) -> tuple[LayerFormats, ...]:
+    """Returns the formats whose loss is measured first in all layers, the largest first: those that are compared, and
+    those that a quantized file has its MLPs in; these alone where a dense run keeps them, which loses nothing."""
+    own = own_layers(model)
+    return _up_to_own(model) if own is None else (own,)
+
+
+def smaller_formats_of(model: Model) -> tuple[LayerFormats, ...]:
+    """Returns the formats, the largest first, that take fewer bytes than those that a dense run keeps of a quantized
+    file: it gains by them only where the file's own do not fit in DRAM."""
+    own = own_layers(model)
+    return () if own is None else tuple(one for one in _up_to_own(model) if one != own)
+
+
+def _up_to_own(model: Model) -> tuple[LayerFormats, ...]:
+    """Returns a quantized file's own formats and those that are compared and not larger, the largest first."""
+    own = _own(model)
     most_bytes = _most_bytes(own)
-    return _largest_first({*own, *(name for name in _compared(model) if slice_bytes(SAMPLE, name) <= most_bytes)})
+    smaller = (name for name in _compared(model) if slice_bytes(SAMPLE, name) <= most_bytes)
+    return tuple(sorted({*own, *smaller}, key=lambda one: (-sample_bytes(one), one not in own, str(one))))
 
 
 def larger_formats_of(model: Model) -> tuple[FormatName, ...]:
     """Returns the other formats that are compared, the smallest first: a quantized file gains by them only where its
-    own format, in which down projections are rounded by columns, loses too much."""
-    most_bytes = _most_bytes(own_formats_of_mlps(model))
+    own formats lose too much, in a mixture, whose down projections are rounded by columns."""
+    most_bytes = _most_bytes(_own(model))
     return _largest_first(name for name in _compared(model) if slice_bytes(SAMPLE, name) > most_bytes)[::-1]
+
+
+def sample_bytes(formats: LayerFormats) -> float:
+    """Returns the bytes of SAMPLE values in formats of layers, in the mean over layers and matrices."""
+    layers = (formats,) if isinstance(formats, str) else formats
+    return fmean(fmean(slice_bytes(SAMPLE, name) for name in slice_formats(one)) for one in layers)
+
+
+def _own(model: Model) -> set[LayerFormats]:
+    own = own_layers(model)
+    return {*own_formats_of_mlps(model)} if own is None else {own}
 
 
 def _compared(model: Model) -> tuple[FormatName, ...]:
     return compared_formats(AUTO, model.spec)
 
 
-def _most_bytes(own: Iterable[FormatName]) -> float:
-    return max((slice_bytes(SAMPLE, name) for name in own), default=math.inf)
+def _most_bytes(own: Iterable[LayerFormats]) -> float:
+    return max(map(sample_bytes, own), default=math.inf)
 
 
 def head_formats_of(model: Model) -> tuple[FormatName, ...]:
     """Returns the formats whose loss is measured where the head alone has them: those in at least four bits and fewer
-    than its own in a quantized file, and that one."""
+    than it usually has, or keeps of a quantized file."""
     own, compared = own_format(model, model.spec.head_role), head_formats(model.spec)
-    if own is None or slice_bytes(SAMPLE, own) >= slice_bytes(SAMPLE, HEAD_FORMAT):
-        return compared
-    return _largest_first({own, *(name for name in compared if slice_bytes(SAMPLE, name) < slice_bytes(SAMPLE, own))})
+    most = slice_bytes(SAMPLE, HEAD_FORMAT if own is None else own)
+    return tuple(name for name in compared if slice_bytes(SAMPLE, name) < most)
 
 
 def head_formats(spec: ModelSpec) -> tuple[FormatName, ...]:

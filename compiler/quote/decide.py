@@ -306,7 +306,8 @@ class _Quoting:
             if abs(point.density - best.density) <= 0.1
         ]
         error, ratio, formats = max(errors, default=0.0), best.ppl_ratio, best.candidate.format
-        error += self._floor.most_format_ratio(formats) - self._floor.format_ratio(formats)
+        shape = formats, best.candidate.method
+        error += self._floor.most_format_ratio(*shape) - self._floor.format_ratio(*shape)
         low, high = (None, None) if ratio is None else (max(1.0, ratio - error), ratio + error)
         words = f"{self._source.basis}: {self._source.basis_in_words}; ± its standard errors"
         return Figure(value=ratio, low=low, high=high, basis=words, verify=self._build_command())
@@ -314,7 +315,7 @@ class _Quoting:
     def _elsewhere(self, best: Judged, division: Sparsity) -> str:
         spec, found = self._source.model.spec, []
         real, kind = real_like(self._source.model.num_parameters), kind_of(spec)
-        loss = self._source.curves.format_loss(coarsest(division.formats))
+        loss = self._source.curves.format_loss(coarsest(division.formats), self._floor.family(division.method))
         if loss is not None:
             found.append(f"{real.in_words} in {loss.format}: {loss.ppl_ratio:.2f}")
         if kind is not None and any(curve.method == division.method for curve in kind.curves):

@@ -2,16 +2,22 @@
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 import numpy as np
 
 from coldpress.compiler.io import load_arrays
 from coldpress.compiler.rounding import rtn
 from coldpress.compiler.rounding._weights import Algorithm, Axis, Weights, weights_of
+from coldpress.schemas.activations import Activations
+from coldpress.schemas.base import ArrayFile
 from coldpress.schemas.errors import CheckpointError, ColdpressError
 from coldpress.schemas.families import FormatName
 from coldpress.schemas.gram import INPUT_OF, GramMatrices, measured_roles
 from coldpress.schemas.model import Model
+
+LEAST_SHARE = 1e-4
+"""The least importance of an input, over the mean of its matrix."""
 
 
 @dataclass(frozen=True)
@@ -22,10 +28,15 @@ class Known:
     """Gram matrix of a matrix's inputs by role (`down_proj`), float32 [n, n]; none of experts: each sees few tokens."""
     importance: Mapping[str, np.ndarray] = field(default_factory=dict)
     """Mean squares of a matrix's inputs by name (`down_proj`, `experts.3.up_proj`), float32 [n]."""
+    activations: Activations | None = None
+    """Statistics that have the mean squares of other matrices' inputs."""
 
     def weights(self, model: Model, role: str, axis: Axis) -> Weights:
         matrix = matrix_of(role)
-        return weights_of(model, role, axis, self.grams.get(matrix), self.importance.get(matrix))
+        importance = self.importance.get(matrix)
+        if importance is None:
+            importance = measured_importance(self.activations, role, model)
+        return weights_of(model, role, axis, self.grams.get(matrix), _prices(importance))
 
 
 @dataclass(frozen=True)
@@ -33,6 +44,8 @@ class Rounding:
     algorithm: Algorithm
     gram: GramMatrices | None = None
     """Gram matrices, where the algorithm needs them."""
+    activations: Activations | None = None
+    """Statistics of the model's inputs, where they are known."""
 
     @property
     def name(self) -> str:
@@ -49,7 +62,8 @@ class Rounding:
 
         layer = int(role.split(".")[1])
         names = measured_roles(model.spec) & {matrix_of(role)}
-        weights = Known(grams_of(self.gram, layer, names)).weights(model, role, axis)
+        known = Known(grams_of(self.gram, layer, names), activations=self.activations)
+        weights = known.weights(model, role, axis)
         with threadpool_limits(1):  # on several cores products round otherwise; a job of `quantize` has one
             return choose_codes(self.algorithm, weights, role, format_name)
 
@@ -70,6 +84,39 @@ def grams_of(gram: GramMatrices | None, layer: int, matrices: Collection[str]) -
         return {}
     signals = load_arrays(gram.layers[layer].arrays, *dict.fromkeys(inputs.values()))
     return {role: signals[signal] for role, signal in inputs.items()}
+
+
+def measured_importance(activations: Activations | None, role: str, model: Model) -> np.ndarray | None:
+    """Returns the mean square of each input of a layer's matrix over calibration text, float32 [inputs]; None where it
+    was not measured, as of a shared expert's down projection. In a mixture, all experts' gate and up have the inputs of
+    every token; the inputs of an expert's down projection are weighted by the router."""
+    outer, *inner = role.removesuffix(".weight").split(".")
+    if activations is None or outer != "layers" or (signal := INPUT_OF.get(inner[-1])) is None:  # type: ignore[arg-type]
+        return None
+    file = activations.layers[int(inner[0])].mean_squares
+    is_of_all = len(inner) > 2 and signal == "mlp_inner"
+    if file is None or (is_of_all and inner[1] != "experts"):
+        return None
+    found = _mean_squares(file.array_file, file.sha256).get(signal)
+    if found is None or not is_of_all:
+        return found
+    start = int(inner[2]) * model.spec.intermediate_size
+    return found[start : start + model.spec.intermediate_size]
+
+
+@lru_cache(maxsize=4)
+def _mean_squares(path: str, sha256: str) -> dict[str, np.ndarray]:
+    """Returns the means over all blocks of text by signal, float32 [n], added up in the order of blocks."""
+    blocks = load_arrays(ArrayFile(array_file=path, sha256=sha256))
+    return {signal: each.mean(axis=0, dtype=np.float64).astype(np.float32) for signal, each in blocks.items()}
+
+
+def _prices(importance: np.ndarray | None) -> np.ndarray | None:
+    """Returns importances above 0, since other text may use an input that this text did not. None where it used none,
+    as of an expert that no token chose."""
+    if importance is None or not importance.any():
+        return None
+    return np.maximum(importance, np.float32(LEAST_SHARE * importance.mean(dtype=np.float64)))
 
 
 def choose_codes(algorithm: Algorithm, weights: Weights, role: str, format_name: FormatName) -> np.ndarray:

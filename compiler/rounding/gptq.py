@@ -15,7 +15,6 @@ import numpy as np
 from scipy.linalg import get_lapack_funcs
 
 from coldpress.compiler.rounding import rtn
-from coldpress.compiler.rounding._scales import best_scales
 from coldpress.compiler.rounding._weights import Algorithm, Weights
 from coldpress.runtime.plugins import load
 from coldpress.runtime.quantization import Format
@@ -95,7 +94,7 @@ def _round(values: np.ndarray, factor: np.ndarray, along_inputs: bool, codec: Fo
     def nearest(at: int) -> np.ndarray:
         if along_inputs and at % GROUP == 0:
             group = slice(at, at + GROUP)
-            scales.append(best_scales(np.ascontiguousarray(values[group].T), prices[None, group], codec))
+            scales.append(codec.scales(np.ascontiguousarray(values[group].T), prices[None, group]))
         elif not along_inputs:
             scales.append(_scales_of_slice(values[at], codec))
         scale = scales[-1] if along_inputs else np.repeat(scales[-1], GROUP)[: values.shape[1]]
@@ -163,4 +162,4 @@ def _scales_of_slice(values: np.ndarray, codec: Format) -> np.ndarray:
     """Returns scales float32 [groups] of a slice float32 [length]; a partial last group is padded with zeros."""
     whole, prices = np.zeros((2, -(-values.size // GROUP) * GROUP), np.float32)
     whole[: values.size], prices[: values.size] = values, 1
-    return best_scales(whole.reshape(-1, GROUP), prices.reshape(-1, GROUP), codec)
+    return codec.scales(whole.reshape(-1, GROUP), prices.reshape(-1, GROUP))

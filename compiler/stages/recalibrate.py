@@ -17,6 +17,7 @@ from coldpress.compiler.activity.shards import merge
 from coldpress.compiler.io import Workspace
 from coldpress.schemas.activations import Activations
 from coldpress.schemas.corpus import Corpus
+from coldpress.schemas.families import BLOCKS
 from coldpress.schemas.model import Model
 from coldpress.schemas.preflight import StageNeeds
 from coldpress.schemas.sparsity import Sparsity
@@ -49,12 +50,12 @@ def run(
     # with measured densities the nonzero units are exactly those that the selector uses or a predictor should find
     exact = activations.are_exact(sparsity.families)
     known = sparsity.is_whole or (exact and chosen.selector.densities(True) == "measured")
-    if same_weights and known:
+    families = tuple(name for name in sparsity.families if name != BLOCKS)  # which every token uses
+    if (same_weights and known) or not families:
         log.info("recalibrate: the first statistics are still valid, nothing is computed again")
-        return activations.of_families(sparsity.families)
+        return activations.of_families(families)
     if shards:
         return merge(shards, work)
-    families = sparsity.families
     activity = Activity(exact_families(families, model.spec)) if known else Activity(frozenset(), chosen)
     return count_activity(config, model, corpus, families, activity, work, threads)
 

@@ -379,7 +379,7 @@ def _checked_family(manifest: Manifest, index: int) -> FamilyFormat:
 
 
 def _unit_bytes(entry: FamilyFormat, name: UnitFormat, spec: ModelSpec) -> int:
-    return unit_nbytes(name, [arithmetic.slice_length(piece, spec) for piece in entry.slices])
+    return unit_nbytes(name, [arithmetic.slice_shape(piece, spec) for piece in entry.slices])
 
 
 def _check_predictors(manifest: Manifest) -> None:

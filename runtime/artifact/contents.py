@@ -13,6 +13,7 @@ from coldpress.runtime import plugins
 from coldpress.runtime.quantization import Format
 from coldpress.schemas.families import (
     FormatName,
+    Slice,
     UnitFormat,
     resident_names,
     resident_roles,
@@ -42,10 +43,27 @@ def nbytes(name: FormatName, length: int) -> int:
     return plugins.load("coldpress.runtime.quantization", Format, name).nbytes(length)
 
 
-def unit_nbytes(name: UnitFormat, lengths: Sequence[int]) -> int:
-    """Bytes of a unit whose slices have these numbers of values."""
-    each = zip(slice_formats(name, len(lengths)), lengths, strict=True)
-    return sum(nbytes(own, length) for own, length in each)
+def unit_nbytes(name: UnitFormat, shapes: Sequence[tuple[int, int]]) -> int:
+    """Bytes of a unit whose matrices have these numbers of slices, and of values in each."""
+    each = zip(slice_formats(name, len(shapes)), shapes, strict=True)
+    return sum(count * nbytes(own, length) for own, (count, length) in each)
+
+
+def in_units(codes: np.ndarray, piece: Slice, num_units: int) -> np.ndarray:
+    """Returns what each unit has of a matrix whose slices are encoded, uint8 [num_units, n], from these slices' codes,
+    uint8 [slices, slice_bytes]: one for each unit; or, for blocks of neurons, the matrix's rows."""
+    if piece.axis != "columns":
+        return codes.reshape(num_units, -1)
+    return codes.reshape(len(codes), num_units, -1).transpose(1, 0, 2).reshape(num_units, -1)
+
+
+def out_of_units(units: np.ndarray, piece: Slice, num_rows: int) -> np.ndarray:
+    """Returns the inverse of `in_units`, for a matrix of `num_rows` rows."""
+    if piece.axis == "rows":
+        return units.reshape(num_rows, -1)
+    if piece.axis == "columns":
+        return units.reshape(len(units), num_rows, -1).transpose(1, 0, 2).reshape(num_rows, -1)
+    return units
 
 
 def layout_bytes(layout: Layout) -> int:

@@ -20,7 +20,7 @@ from coldpress.runtime.artifact.errors import DAMAGED, DigestError, HiddenDataEr
 from coldpress.runtime.artifact.reader import Artifact
 from coldpress.runtime.quantization import Format
 from coldpress.schemas.errors import CorruptPageError
-from coldpress.schemas.families import slice_formats, slice_length
+from coldpress.schemas.families import slice_formats, slice_shape
 from coldpress.schemas.layout import Section
 from coldpress.schemas.manifest import FLASH_FILE, MANIFEST_FILE, PREDICTORS_FILE, RESIDENT_FILE, FamilyFormat
 
@@ -131,12 +131,12 @@ def _check_units(artifact: Artifact, section: Section, family: FamilyFormat) -> 
     """Requires that every unit decodes to finite numbers. A section of several layers interleaves their units, all
     `unit_bytes` long, so that they split like one layer's."""
     names = slice_formats(section.format or family.format, len(family.slices))
-    lengths = [slice_length(piece, artifact.manifest.model) for piece in family.slices]
+    shapes = [slice_shape(piece, artifact.manifest.model) for piece in family.slices]
     for units in _slices_of(artifact, section.offset_bytes, section.length_bytes, section.unit_bytes):
         stop = 0
-        for name, length in zip(names, lengths, strict=True):
-            start, stop = stop, stop + nbytes(name, length)
-            _check_codes(FLASH_FILE, section.name, units[:, start:stop], name)
+        for name, (count, length) in zip(names, shapes, strict=True):
+            start, stop = stop, stop + count * nbytes(name, length)
+            _check_codes(FLASH_FILE, section.name, units[:, start:stop].reshape(-1, nbytes(name, length)), name)
 
 
 def _slices_of(artifact: Artifact, start: int, length: int, size: int) -> Iterator[np.ndarray]:

@@ -20,7 +20,7 @@ from coldpress.runtime.kernels.activations import ActivationFormat
 from coldpress.runtime.store.dense import in_range
 from coldpress.runtime.store.facts import Key
 from coldpress.runtime.store.request import Batch
-from coldpress.schemas.families import FormatName, Slice, UnitFormat, slice_formats, slice_length, slices
+from coldpress.schemas.families import FormatName, Slice, UnitFormat, block_neurons, slice_formats, slice_shape, slices
 from coldpress.schemas.model import Activation, MatrixRole, ModelSpec, role_shape
 
 WHOLE = slice(None)
@@ -29,12 +29,14 @@ GATHERED_BYTES = 8 << 20
 
 
 class Part(NamedTuple):
-    """The place of a slice in a unit, and its format."""
+    """The place of a unit's slices of a matrix in the unit, and their format."""
 
     offset: int
     nbytes: int
+    num_slices: int
+    """One after another."""
     length: int
-    """Values in the slice."""
+    """Values in a slice."""
     format: FormatName
 
 
@@ -43,11 +45,13 @@ class Units:
     parts: Mapping[MatrixRole, Part]
     activations: ActivationFormat = "fp32"
     """The format that a decoded token's input is rounded to."""
-    _layouts: dict[int, tuple["Inner", mlp.Layout]] = field(
-        default_factory=dict[int, tuple["Inner", mlp.Layout]], compare=False
+    block_neurons: int = 1
+    """Neurons of a unit."""
+    _layouts: dict[int, tuple["Inner", mlp.Layout | mlp.BlockLayout]] = field(
+        default_factory=dict[int, tuple["Inner", mlp.Layout | mlp.BlockLayout]], compare=False
     )
 
-    def layout(self, inner: "Inner") -> mlp.Layout:
+    def layout(self, inner: "Inner") -> mlp.Layout | mlp.BlockLayout:
         """Returns the units' layout as the kernel takes it, cached by `inner`, which is one object per layer."""
         found = self._layouts.get(id(inner))
         if found is None:
@@ -55,8 +59,21 @@ class Units:
             found = self._layouts[id(inner)] = inner, self._layout(inner)
         return found[1]
 
-    def _layout(self, inner: "Inner") -> mlp.Layout:
+    def _layout(self, inner: "Inner") -> mlp.Layout | mlp.BlockLayout:
         down, gate, up = self.parts["down_proj"], self._part(inner.gate), self._part(inner.up)
+        if self.block_neurons > 1:
+            return mlp.BlockLayout(
+                gate_offset=gate and gate.offset,
+                up_offset=up and up.offset,
+                down_offset=down.offset,
+                block=self.block_neurons,
+                length=down.num_slices,
+                activation=inner.activation,
+                threshold=inner.threshold,
+                gate_fmt=gate and gate.format,
+                up_fmt=up and up.format,
+                down_fmt=down.format,
+            )
         return mlp.Layout(
             gate_offset=gate and gate.offset,
             up_offset=up and up.offset,
@@ -80,10 +97,11 @@ def units_of(
     parts: dict[MatrixRole, Part] = {}
     offset = 0
     for piece, own in zip(pieces, slice_formats(name, len(pieces)), strict=True):
-        length = slice_length(piece, spec)
-        parts[piece.role] = Part(offset, nbytes(own, length), length, own)
+        count, length = slice_shape(piece, spec)
+        parts[piece.role] = Part(offset, count * nbytes(own, length), count, length, own)
         offset += parts[piece.role].nbytes
-    return Units(parts, activations)
+    is_block = any(piece.axis == "columns" for piece in pieces)
+    return Units(parts, activations, block_neurons(spec) if is_block else 1)
 
 
 class Block(Protocol):
@@ -158,7 +176,7 @@ class Inner:
 
 @dataclass(frozen=True)
 class Terms:
-    """The biases and factors of a block's units; None if they have none."""
+    """The biases of a block's neurons and the factors of its units; None if they have none."""
 
     gate_bias_K: np.ndarray | None
     up_bias_K: np.ndarray | None
@@ -191,24 +209,37 @@ class StreamedBlock:
         return self if self.own_TK is None else replace(self, own_TK=self.own_TK[tokens])
 
     def dot(self, role: MatrixRole, x_TN: np.ndarray) -> np.ndarray:
-        offset, size, length, fmt = self.units.parts[role]
-        return matmul.matmul(self.codes[:, offset : offset + size], length, fmt, x_TN)
+        """See `Block`; of blocks of neurons each of a unit's rows has a product: float32 [T, K * block_neurons]."""
+        offset, size, count, length, fmt = self.units.parts[role]
+        codes = self.codes[:, offset : offset + size]
+        rows_of_units = codes if count == 1 else codes.reshape(-1, size // count)
+        return matmul.matmul(rows_of_units, length, fmt, x_TN)
 
     def axpy(self, role: MatrixRole, c_TK: np.ndarray) -> np.ndarray:
-        offset, size, length, fmt = self.units.parts[role]
+        offset, size, _, length, fmt = self.units.parts[role]
         if self.own_TK is not None:
             c_TK = np.where(self.own_TK, c_TK, np.float32(0))
         return matmul.matmul_t(self.codes[:, offset : offset + size], length, fmt, c_TK)
 
+    def _down(self, values_TF: np.ndarray) -> np.ndarray:
+        """Multiplies the inner activation of the units' neurons by their columns of down: float32 [T, N]."""
+        offset, size, count, _, fmt = self.units.parts["down_proj"]
+        if count == 1:
+            return self.axpy("down_proj", values_TF)
+        codes = self.codes[:, offset : offset + size].reshape(self.ids.size, count, -1)
+        return matmul.matmul(codes.transpose(1, 0, 2).reshape(count, -1), values_TF.shape[1], fmt, values_TF)
+
     def mlp(self, inner: Inner, x_TN: np.ndarray, terms: Terms) -> np.ndarray:
-        act = activation(inner.activation, inner.threshold)
-        values_TK = np.ones((len(x_TN), self.ids.size), np.float32) if terms.factors_TK is None else terms.factors_TK
+        act, neurons = activation(inner.activation, inner.threshold), self.units.block_neurons
+        values_TK = np.ones((len(x_TN), neurons * self.ids.size), np.float32)
+        if terms.factors_TK is not None:
+            values_TK *= np.repeat(terms.factors_TK, neurons, axis=1)
         if inner.gate is not None:
             values_TK = values_TK * act(_with_bias(self.dot(inner.gate, x_TN), terms.gate_bias_K))
         if inner.up is not None:
             up_TK = _with_bias(self.dot(inner.up, x_TN), terms.up_bias_K)
             values_TK = values_TK * up_activation(inner.activation, inner.threshold)(up_TK)
-        return self.axpy("down_proj", values_TK)
+        return self._down(values_TK)
 
 
 @dataclass(frozen=True)
@@ -228,7 +259,7 @@ class SlotBlock:
         return replace(self, ids=self.ids[chosen_K], slots=self.slots[chosen_K], own_TK=own_TK)
 
     def dot(self, role: MatrixRole, x_TN: np.ndarray) -> np.ndarray:
-        offset, _, length, fmt = self.units.parts[role]
+        offset, _, _, length, fmt = self.units.parts[role]
         y_TK = np.zeros((len(x_TN), self.ids.size), np.float32)
         for token, x in enumerate(x_TN):
             own = WHOLE if self.own_TK is None else self.own_TK[token]
@@ -237,7 +268,7 @@ class SlotBlock:
         return y_TK
 
     def axpy(self, role: MatrixRole, c_TK: np.ndarray) -> np.ndarray:
-        offset, _, length, fmt = self.units.parts[role]
+        offset, _, _, length, fmt = self.units.parts[role]
         y_TN = np.empty((len(c_TK), length), np.float32)
         for token, c in enumerate(c_TK):
             own = WHOLE if self.own_TK is None else self.own_TK[token]
@@ -250,8 +281,11 @@ class SlotBlock:
         if self.own_TK is None or self.own_TK.all():  # the units are read once for all tokens
             factors = None if terms.factors_TK is None else np.ascontiguousarray(terms.factors_TK)
             own_terms = mlp.Terms(terms.gate_bias_K, terms.up_bias_K, factors)
-            place = self.memory, self.slots, layout, np.ascontiguousarray(x_TN), own_terms
-            return mlp.mlp_rows_each(*place, activations=kind)
+            x_TN = np.ascontiguousarray(x_TN)
+            if isinstance(layout, mlp.BlockLayout):
+                return mlp.mlp_blocks(self.memory, self.slots, layout, x_TN, own_terms, activations=kind)
+            return mlp.mlp_rows_each(self.memory, self.slots, layout, x_TN, own_terms, activations=kind)
+        assert isinstance(layout, mlp.Layout), "every token uses all blocks of neurons"
         y_TN = np.empty_like(x_TN)
         for token, x in enumerate(x_TN):
             own = self.own_TK[token]

@@ -16,7 +16,15 @@ from coldpress.runtime.decoder.matrix import Matrix, Resident
 from coldpress.runtime.decoder.tokens import Prior, Tokens
 from coldpress.runtime.store.facts import Key
 from coldpress.schemas.errors import ArtifactError
-from coldpress.schemas.families import KNOWN_BEFORE, Family, Signal, missing_for_decoder, mlp_families, resident_roles
+from coldpress.schemas.families import (
+    KNOWN_BEFORE,
+    Family,
+    Signal,
+    block_neurons,
+    missing_for_decoder,
+    mlp_families,
+    resident_roles,
+)
 from coldpress.schemas.model import MLP_ROLES, MatrixRole, ModelSpec
 
 
@@ -38,6 +46,7 @@ class Mlp:
         self._inputs, inner = checked_families(families, spec)
         self.inner = inner[0] if inner else None
         """The family over the inner activation."""
+        self._block_neurons = block_neurons(spec) if self.inner and self.inner.axis == "blocks" else 0
         self._act = activation(spec.hidden_act, spec.activation_threshold)
         self._act_up = up_activation(spec.hidden_act, spec.activation_threshold)
         prefix = f"layers.{layer}.{name}"
@@ -89,6 +98,8 @@ class Mlp:
         factors = None if self.inner.signal == "mlp_input" else signal[:, ids]
         if not self._has_biases:
             return block.mlp(self.form, x_TN, Terms(None, None, factors))
+        if self._block_neurons:
+            ids = (ids[:, None] * self._block_neurons + np.arange(self._block_neurons)).reshape(-1)
         terms = Terms(self._bias_of(self.form.gate, ids), self._bias_of(self.form.up, ids), factors)
         return block.mlp(self.form, x_TN, terms)
 

@@ -29,17 +29,17 @@ class Format(PluginBase):
     IS_COMPARED: ClassVar[bool] = False
     """True if a search with an open format takes it into account; others take part where a user names them, or where a
     quantized file has them."""
-    SCALE_SIGNS: ClassVar[tuple[int, ...]] = ()
-    """Signs of a scale that a search must try: (1, -1) if one side has one more level, (1,) if levels are symmetric, ()
-    in a format without scales."""
 
     @abstractmethod
     def nbytes(self, length: int) -> int:
         """Bytes of one slice of `length` values."""
 
     @abstractmethod
-    def encode(self, values: np.ndarray) -> np.ndarray:
+    def encode(self, values: np.ndarray, prices: np.ndarray | None = None) -> np.ndarray:
         """float32 [n, length] -> codes uint8 [n, nbytes(length)], rounded to nearest.
+
+        With `prices`, those of a squared error at each place of a slice, float32 [length], above 0, formats of few bits
+        take the scales that lose least; finer formats ignore them.
 
         Raises:
             ColdpressError: if a value or a scale is beyond the format's range.
@@ -57,10 +57,11 @@ class Format(PluginBase):
     def finite(self, codes: np.ndarray) -> bool:
         """Whether codes uint8 [n, nbytes(length)] decode to finite values; checks without decoding if possible."""
 
-    def scales(self, values: np.ndarray) -> np.ndarray:
+    def scales(self, values: np.ndarray, prices: np.ndarray | None = None) -> np.ndarray:
         """Computes the scale of each group, float32 [n] as it will be stored, from values float32 [n, at most 32].
 
-        For algorithms that choose codes (compiler/rounding); 1 in a format without scales.
+        For algorithms that choose codes (compiler/rounding); 1 in a format without scales. `prices` as for `encode`,
+        float32 [m, the same], where m divides n.
 
         Raises:
             ColdpressError: if a scale is beyond the format's range.

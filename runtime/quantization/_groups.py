@@ -10,6 +10,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from coldpress.runtime import _native
 from coldpress.runtime.quantization import Format
 from coldpress.schemas.errors import ColdpressError
 
@@ -33,7 +34,8 @@ class GroupFormat(Format):
     HIGHEST: ClassVar[int]
     CODE_BYTES: ClassVar[int]
     """Bytes of a group without its scale."""
-    SCALE_SIGNS = (1, -1)
+    IS_SEARCHED: ClassVar[bool] = True
+    """True if levels are so few that a search for scales with given prices gains anything."""
 
     @abstractmethod
     def pack_bits(self, q: np.ndarray) -> np.ndarray:
@@ -62,9 +64,17 @@ class GroupFormat(Format):
     def nbytes(self, length: int) -> int:
         return groups(length) * self._group_bytes
 
-    def encode(self, values: np.ndarray) -> np.ndarray:
+    def encode(self, values: np.ndarray, prices: np.ndarray | None = None) -> np.ndarray:
         """Raises `ColdpressError` if a group's scale is beyond float16."""
-        return encode_blocks(values, self.nbytes(values.shape[1]), self._encode)
+        if prices is None or not self.IS_SEARCHED:
+            return encode_blocks(values, self.nbytes(values.shape[1]), self._encode)
+        each = padded(prices[None])[0]
+
+        def fill(part: np.ndarray, codes: np.ndarray) -> None:
+            scales = self.scales(padded(part).reshape(-1, GROUP), each)
+            codes[...] = self.pack(part, scales.reshape(len(part), -1))
+
+        return encode_blocks(values, self.nbytes(values.shape[1]), fill)
 
     def decode(self, codes: np.ndarray, length: int) -> np.ndarray:
         return decode_blocks(codes, length, self.nbytes(length), self._decode)
@@ -74,8 +84,14 @@ class GroupFormat(Format):
         whole numbers, so it is enough to look at the scales, which takes a tenth of the time of decoding."""
         return bool(((codes[:, 1 :: self._group_bytes] & 0x7C) != 0x7C).all())
 
-    def scales(self, values: np.ndarray) -> np.ndarray:
-        return float16(self.group_scale(values)[..., 0], self.name()).astype(np.float32)
+    def scales(self, values: np.ndarray, prices: np.ndarray | None = None) -> np.ndarray:
+        found = np.empty(len(values), np.float32)
+        if prices is not None and self.IS_SEARCHED:
+            levels = self.levels(np.arange(1 << 8 * self.CODE_BYTES // GROUP, dtype=np.uint8))
+            _native.fit_scales(np.ascontiguousarray(values), np.ascontiguousarray(prices), levels, found)
+        else:
+            found = self.group_scale(values)[..., 0]
+        return float16(found, self.name()).astype(np.float32)
 
     def nearest(self, values: np.ndarray, scales: np.ndarray) -> np.ndarray:
         return self.nearest_level(values, scales) * scales

@@ -19,6 +19,7 @@ from coldpress.schemas.families import (
     layer_format,
     layer_formats,
     matrix_formats,
+    names_in,
     of_layers,
     slice_formats,
     unit_format,
@@ -31,9 +32,7 @@ VALUES = 256
 
 def coarsest(formats: Formats) -> FormatName:
     """Returns the format with the fewest bits: that of the artifact's families, of attention, and of predictors."""
-    found = of_layers(formats)
-    names = {name for one in ((found,) if isinstance(found, str) else found) for name in slice_formats(one)}
-    return min(names, key=lambda name: (_bytes(name), name)) if len(names) > 1 else names.pop()
+    return min(names_in(of_layers(formats)), key=lambda name: (_bytes(name), name))
 
 
 def _bytes(name: FormatName) -> int:

@@ -17,7 +17,7 @@ class Plugin(Format):
     def nbytes(self, length: int) -> int:
         return 2 * length
 
-    def encode(self, values: np.ndarray) -> np.ndarray:
+    def encode(self, values: np.ndarray, prices: np.ndarray | None = None) -> np.ndarray:
         """Rounds to nearest even; raises `ColdpressError` if a value is beyond float16."""
         return encode_blocks(values, self.nbytes(values.shape[1]), _encode)
 

@@ -18,7 +18,7 @@ class Plugin(GroupFormat):
     IS_COMPARED = True
     MAX_LOGIT_ERROR = 0.1  # small real models have at most a fifth of it
     MAX_WEIGHT_ERROR = 0.02  # trained models have at most 0.006
-    SCALE_SIGNS = (1,)  # levels are symmetric, so a negative scale adds nothing
+    IS_SEARCHED = False
 
     def group_scale(self, values: np.ndarray) -> np.ndarray:
         return np.abs(values).max(axis=-1, keepdims=True) / np.float32(127)

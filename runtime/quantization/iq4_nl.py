@@ -8,6 +8,8 @@ from coldpress.runtime.quantization._groups import GROUP, GroupFormat, inverse
 
 LEVELS = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.float32)
 MIDDLES = (LEVELS[1:] + LEVELS[:-1]) / 2
+NUMBERS = np.searchsorted(LEVELS, np.arange(-127, 114)).astype(np.uint8)
+"""Level + 127 -> its number."""
 
 
 class Plugin(GroupFormat):
@@ -29,7 +31,7 @@ class Plugin(GroupFormat):
         return np.searchsorted(MIDDLES, ratios).astype(np.uint8)
 
     def stored(self, levels: np.ndarray) -> np.ndarray:
-        return np.searchsorted(LEVELS, levels).astype(np.uint8)
+        return NUMBERS[(levels + np.float32(127)).astype(np.uint8)]
 
     def levels(self, q: np.ndarray) -> np.ndarray:
         return LEVELS[q]

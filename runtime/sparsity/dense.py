@@ -8,15 +8,25 @@ from pydantic import Field
 from coldpress.runtime.sparsity import DensitySource, Residency, Selector
 from coldpress.schemas.base import Record
 from coldpress.schemas.errors import ColdpressError
-from coldpress.schemas.families import FAMILIES, slices
+from coldpress.schemas.families import (
+    BLOCK_SIZES,
+    BLOCKS,
+    FAMILIES,
+    WHOLE_MLP,
+    block_neurons,
+    dense_family,
+    slices,
+)
 from coldpress.schemas.model import ModelSpec
 
 
 class Options(Record):
     """Which parts of the model lie on flash."""
 
-    families: str = Field(
-        default="neuron", description="the families that lie on flash, joined by +, as neuron+attn_in"
+    families: str | None = Field(
+        default=None,
+        description="the families that lie on flash, joined by +, as neuron+attn_in; default: block, or neuron where "
+        "the MLP has no whole number of blocks",
     )
 
 
@@ -28,12 +38,20 @@ class Plugin(Selector[Options]):
     EXACT = True
 
     def families(self, spec: ModelSpec, options: Options) -> tuple[str, ...]:
-        """Raises `ColdpressError` if a family is unknown, or two of them hold the same matrix."""
+        """Raises `ColdpressError` if a family is unknown or the model has no units of it, or if two of them hold the
+        same matrix."""
+        if options.families is None:
+            return (dense_family(spec),)
         found = tuple(options.families.split("+"))
         unknown = [name for name in found if name not in FAMILIES]
         if unknown:
             raise ColdpressError(
                 f"families={options.families}: unknown '{unknown[0]}', known are {', '.join(FAMILIES)}"
+            )
+        if BLOCKS in found and not block_neurons(spec):
+            raise ColdpressError(
+                f"families={options.families}: a block has {' or '.join(map(str, BLOCK_SIZES))} neurons of a model "
+                f"without experts, and this MLP has {spec.intermediate_size}; use families={WHOLE_MLP}"
             )
         roles = [piece.role for name in found for piece in slices(name, spec)]
         if len(set(roles)) != len(roles):

@@ -381,7 +381,7 @@ def of_density(tmp_path: Path, density: float) -> Activations:
     return activations_of(tmp_path / f"at{density}", [{"neuron": x, "up_down": x} for x in layers])
 
 
-@pytest.mark.parametrize(("density", "method"), [(0.01, "relu"), (0.9, "dense")])
+@pytest.mark.parametrize(("density", "method"), [(0.01, "predictor"), (0.9, "dense")])
 def test_auto_takes_dense_unless_another_method_is_clearly_faster(
     model: Model, tmp_path: Path, density: float, method: str
 ) -> None:

@@ -92,7 +92,8 @@ def same_files(one: Activations, two: Activations) -> bool:
         return [
             arrays.sha256
             for layer in found.layers
-            for arrays in (layer.inputs, *(family.arrays for family in layer.families))
+            for arrays in (layer.inputs, layer.mean_squares, *(family.arrays for family in layer.families))
+            if arrays is not None
         ]
 
     return digests(one) == digests(two)
@@ -268,7 +269,7 @@ def test_an_interrupted_run_resumes(
     assert sorted(path.name for path in (tmp_path / "whole").iterdir()) == [
         f"{layer:03d}.{name}.{kind}"
         for layer in range(LAYERS)
-        for name in ("attn_in", "attn_out", "gate_down", "inputs", "mlp_in", "neuron", "up_down")
+        for name in ("attn_in", "attn_out", "gate_down", "inputs", "mlp_in", "neuron", "squares", "up_down")
         for kind in ("done.json", "safetensors")
     ]
     real = LayerStream.load_layer

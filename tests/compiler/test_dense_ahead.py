@@ -21,6 +21,7 @@ from coldpress.runtime.simulate import on_device, pass_seconds, simulate, token_
 from coldpress.runtime.store.computing import in_pass
 from coldpress.runtime.trace import END, FETCH, NO_IDS, PRELOAD, Event
 from coldpress.schemas.device import DeviceProfile
+from coldpress.schemas.families import dense_family, num_units
 from coldpress.schemas.layout import PartPlan, Plan
 from coldpress.schemas.metrics import DenseRun
 from coldpress.schemas.model import Model
@@ -32,8 +33,6 @@ from tests.support.statistics import device_of, model_of, sparsity_of, workspace
 
 LAYERS, UNITS, CONTEXT = 11, 600, 64
 FORMAT = "int8_group32"
-SPEC = small_spec(num_hidden_layers=LAYERS, hidden_act="silu")
-IN_ORDER = {(layer, "neuron"): np.arange(SPEC.intermediate_size, dtype=np.int32) for layer in range(LAYERS)}
 
 
 @pytest.fixture
@@ -58,15 +57,17 @@ def of_share(
     return found
 
 
-def events(number: int, layers: int = LAYERS, units: int = UNITS, *, ahead: bool = True) -> list[Event]:
+def events(
+    number: int, layers: int = LAYERS, units: int = UNITS, *, ahead: bool = True, family: str = "neuron"
+) -> list[Event]:
     """A token that uses every unit, and after each layer begins to read the next one's, at last the next token's."""
     every = np.arange(units, dtype=np.int32)
     found: list[Event] = []
     for layer in range(layers):
-        found.append(Event(FETCH, number, layer, "neuron", every))
+        found.append(Event(FETCH, number, layer, family, every))
         if ahead:
-            found.append(Event(PRELOAD, number, (layer + 1) % layers, "neuron", every))
-    return [*found, Event(END, number, 0, "neuron", NO_IDS)]
+            found.append(Event(PRELOAD, number, (layer + 1) % layers, family, every))
+    return [*found, Event(END, number, 0, family, NO_IDS)]
 
 
 def setting_of(model: Model, device: DeviceProfile, run: DenseRun) -> Setting:
@@ -177,20 +178,23 @@ def test_a_build_pins_as_many_units_in_each_layer_and_reads_ahead(
         assert token_seconds(setting, events(2), events(1)) == pytest.approx(expected.token_s, rel=0.02)
 
 
-@pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
-    """A dense artifact of eleven layers, a third of whose units are pinned in each."""
+@pytest.fixture(scope="module", params=[100, 640])
+def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Built:
+    """A dense artifact of eleven layers of neurons, or of blocks of 32; a third of the units are pinned in each."""
+    spec = small_spec(num_hidden_layers=LAYERS, hidden_act="silu", intermediate_size=request.param)
+    family = dense_family(spec)
+    assert family == ("neuron" if request.param == 100 else "block")
     recipe = Recipe(
-        spec=SPEC,
+        spec=spec,
         method="dense",
         density=1.0,
         format=FORMAT,
         cache="static",
         pinned_share=0.3,
         slots_share=0.0,
-        rank=IN_ORDER,
+        rank={(layer, family): np.arange(num_units(family, spec), dtype=np.int32) for layer in range(LAYERS)},
     )
-    weights = random_weights(SPEC, np.random.default_rng(0))
+    weights = random_weights(spec, np.random.default_rng(0))
     return build_artifact(tmp_path_factory.mktemp("dense") / "artifact", recipe, weights)
 
 
@@ -223,8 +227,11 @@ def test_a_run_has_the_tokens_and_the_seconds_that_the_law_says(built: Built, pa
 def test_a_pass_reads_ahead_as_a_token_does(built: Built, count: int) -> None:
     """Its products take longer, so that more is read meanwhile."""
     artifact, plan = open_artifact(built.path), reading_ahead(built, 100)
-    units, slower = SPEC.intermediate_size, on_device(artifact, in_pass(artifact.manifest.device, count))
-    run = simulate(slower, plan, events(2, units=units), events(1, units=units))
+    slower = on_device(artifact, in_pass(artifact.manifest.device, count))
+    (entry,) = artifact.manifest.families
+    units = num_units(entry.family, artifact.manifest.model)
+    each = [events(number, units=units, family=entry.family) for number in (2, 1)]
+    run = simulate(slower, plan, *each)
     expected = token_seconds_of(slower.manifest, plan, run)
     assert pass_seconds(artifact, plan, 4)[count - 1] == pytest.approx(expected, rel=1e-9)
     without = pass_seconds(artifact, plan.model_copy(update={"preload_buffer_bytes": 0}), 4)[count - 1]

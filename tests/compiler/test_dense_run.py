@@ -15,7 +15,7 @@ from coldpress.runtime.artifact.reader import open_artifact
 from coldpress.runtime.extents import span_bytes
 from coldpress.runtime.simulate import simulate
 from coldpress.runtime.trace import END, FETCH, NO_IDS, Event
-from coldpress.schemas.families import WHOLE_MLP
+from coldpress.schemas.families import dense_family, num_units
 from coldpress.schemas.layout import placed_parts
 from tests.support.curves import curves_of
 from tests.support.records import Build
@@ -26,8 +26,9 @@ CONTEXT = 64
 
 def least_budget(model, device):
     """Bytes below which no dense run fits: what is resident, the KV cache, bookkeeping and the least read buffer."""
-    unit = unit_bytes(WHOLE_MLP, model.spec, "int8_group32")
-    fixed = resident_bytes(model, (WHOLE_MLP,), "int8_group32") + kv_cache_bytes(model.spec, CONTEXT)
+    family = dense_family(model.spec)
+    unit = unit_bytes(family, model.spec, "int8_group32")
+    fixed = resident_bytes(model, (family,), "int8_group32") + kv_cache_bytes(model.spec, CONTEXT)
     page_bytes = device.flash.page_bytes.value
     bookkeeping = dense_bookkeeping_bytes(model.spec, "int8_group32", page_bytes)
     return fixed + bookkeeping + span_bytes(unit, page_bytes)
@@ -35,7 +36,8 @@ def least_budget(model, device):
 
 def units_bytes(model):
     """Bytes of all units on flash."""
-    per_layer = model.spec.intermediate_size * unit_bytes(WHOLE_MLP, model.spec, "int8_group32")
+    family = dense_family(model.spec)
+    per_layer = num_units(family, model.spec) * unit_bytes(family, model.spec, "int8_group32")
     return model.spec.num_hidden_layers * per_layer
 
 
@@ -78,7 +80,7 @@ def test_more_dram_is_never_slower_and_enough_reads_nothing():
     assert runs[-1] is not None
     assert (runs[-1].reads_per_token, runs[-1].flash_s, runs[-1].pinned_bytes) == (0, 0.0, total)
     assert dense_run(model, "int8_group32", CONTEXT, least - 1, device) is None
-    buffer = span_bytes(unit_bytes(WHOLE_MLP, model.spec, "int8_group32"), device.flash.page_bytes.value)
+    buffer = span_bytes(unit_bytes(dense_family(model.spec), model.spec, "int8_group32"), device.flash.page_bytes.value)
     enough, short = (
         dense_run(model, "int8_group32", CONTEXT, least - buffer + total - less, device) for less in (0, 1)
     )
@@ -106,7 +108,7 @@ def test_a_candidate_has_the_room_that_the_build_leaves(tmp_path):
     """A build whose cache is open keeps more beside its units than one with the default cache, for which all fits."""
     model, device = model_of(num_hidden_layers=11), device_of()
     total = units_bytes(model)
-    buffer = span_bytes(unit_bytes(WHOLE_MLP, model.spec, "int8_group32"), device.flash.page_bytes.value)
+    buffer = span_bytes(unit_bytes(dense_family(model.spec), model.spec, "int8_group32"), device.flash.page_bytes.value)
     budget = least_budget(model, device) - buffer + total
     plain = dense_run(model, "int8_group32", CONTEXT, budget, device)
     assert plain is not None
@@ -144,7 +146,7 @@ def test_what_an_int8_kv_cache_saves_is_for_units():
     budget = least_budget(model, device) + units_bytes(model) // 2
     pinned = [dense_run(model, "int8_group32", CONTEXT, budget, device, kept).pinned_bytes for kept in ("fp16", "int8")]
     saved = 2 * 4 * model.spec.num_key_value_heads * CONTEXT * 30
-    unit = unit_bytes(WHOLE_MLP, model.spec, "int8_group32")
+    unit = unit_bytes(dense_family(model.spec), model.spec, "int8_group32")
     assert pinned[1] - pinned[0] == pytest.approx(saved, abs=unit)
 
 

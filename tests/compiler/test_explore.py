@@ -32,7 +32,7 @@ from coldpress.schemas.activations import Activations
 from coldpress.schemas.corpus import SPLITS, Corpus, Split
 from coldpress.schemas.curves import Curve, Curves, KvCacheLoss, Point
 from coldpress.schemas.errors import ColdpressError
-from coldpress.schemas.families import HeadFormat, OwnFormats
+from coldpress.schemas.families import WHOLE_MLP, HeadFormat, OwnFormats
 from coldpress.schemas.model import Model
 from tests.support.curves import NO_LOSS, curves_of
 from tests.support.models import write_model
@@ -268,22 +268,27 @@ def test_threads_change_nothing(model: Model, corpus: Corpus, few: Curves, tmp_p
     assert other.trace.sha256 == few.trace.sha256
 
 
-def lost_by_codes(model: Model, corpus: Corpus, format_name: str, folder: Path) -> float:
-    """The divergence of transformers' own model with the codes that `quantize` stores by algorithm=gptq, on the whole
+def lost_by_codes(model: Model, corpus: Corpus, format_name: str, algorithm: str, folder: Path) -> float:
+    """The divergence of transformers' own model with the codes that `quantize` stores by an algorithm, on the whole
     validation text."""
     sparsity, layers = tiny_sparsity(model, "dense", format_name), tuple(range(model.spec.num_hidden_layers))
-    grams = gram.run(GramConfig(), model, corpus, sparsity, Workspace(folder / "gram", "test"), 1)
-    config, work = QuantizeConfig(algorithm="gptq"), Workspace(folder / "codes", "test")
+    known: dict[str, Any] = {"activations": counted(model, corpus, folder / "calibrate")}
+    if algorithm == "gptq":
+        known["gram"] = gram.run(GramConfig(), model, corpus, sparsity, Workspace(folder / "gram", "test"), 1)
+    config, work = QuantizeConfig(algorithm=algorithm), Workspace(folder / "codes", "test")
     source = AutoModelForCausalLM.from_pretrained(Path(model.tensors["norm.weight"].file).resolve().parent).eval()
     ids = torch.from_numpy(TOKENS["validation"].astype(np.int64))
     codec = load("coldpress.runtime.quantization", Format, format_name)
     with torch.no_grad():
         whole = source(ids).logits.log_softmax(-1)
-        for layer in quantize.run(config, model, sparsity, layers, work, grams).layers:
+        for layer in quantize.run(config, model, sparsity, layers, work, **known).layers:
             arrays, block = load_arrays(layer.arrays), source.model.layers[layer.layer]
-            units = arrays["units.neuron"]
-            gate, up, down = (codec.decode(np.ascontiguousarray(part), 64) for part in np.split(units, 3, axis=1))
-            for module, values in ((block.mlp.gate_proj, gate), (block.mlp.up_proj, up), (block.mlp.down_proj, down.T)):
+            units = arrays["units.block"]  # 5 of 32 neurons: 32 rows of gate, of up, and 64 rows of 32 values of down
+            gate, up, down = (np.ascontiguousarray(part) for part in np.split(units, 3, axis=1))
+            gate, up = (codec.decode(part.reshape(160, -1), 64) for part in (gate, up))
+            blocks = codec.decode(down.reshape(5 * 64, -1), 32).reshape(5, 64, 32)
+            down = np.concatenate(list(blocks), axis=1)
+            for module, values in ((block.mlp.gate_proj, gate), (block.mlp.up_proj, up), (block.mlp.down_proj, down)):
                 module.weight.copy_(torch.from_numpy(values))
             for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
                 module = getattr(block.self_attn, name)
@@ -292,16 +297,19 @@ def lost_by_codes(model: Model, corpus: Corpus, format_name: str, folder: Path) 
     return float((whole.exp() * (whole - found)).sum(-1).double().mean())
 
 
-def test_codes_are_those_of_the_build(corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Gram matrices do not stay on disk."""
+@pytest.mark.parametrize("algorithm", ["gptq", "rtn"])
+def test_codes_are_those_of_the_build(
+    corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, algorithm: str
+) -> None:
+    """By Gram matrices, which do not stay on disk, or by the importance of inputs."""
     model = ingested(tmp_path, num_hidden_layers=2)
     monkeypatch.setattr(explore, "candidates", lambda *_: ("dense",))
-    losses = {
-        loss.format: loss.mean_kld for loss in explored(model, corpus, tmp_path / "gptq", algorithm="gptq").formats
-    }
+    found = explored(model, corpus, tmp_path / "explore", algorithm=algorithm)
+    losses = {loss.format: loss.mean_kld for loss in found.formats if loss.family == "block"}
     for name in ("q4_1", "int4_group32"):
-        assert losses[name] == pytest.approx(lost_by_codes(model, corpus, name, tmp_path / name), rel=1e-3), name
-    assert not list((tmp_path / "gptq" / "explore" / "gram").glob("*.safetensors"))
+        by_codes = lost_by_codes(model, corpus, name, algorithm, tmp_path / name)
+        assert losses[name] == pytest.approx(by_codes, rel=1e-3), name
+    assert not list((tmp_path / "explore" / "explore" / "gram").glob("*.safetensors"))
 
 
 def curve_of(**ratios: float) -> Curve:
@@ -346,7 +354,8 @@ def test_a_format_keeps_the_floor_with_its_error_added(model: Model, tmp_path: P
     assert Floor(curves, 1.101 * 1.02).least_density("topk", "int8_group32") == 0.5
     assert (Floor(curves, 1.101).least_density("topk", "int8_group32") or 1) > 0.5
     head = OwnFormats(layers="int8_group32", head=HeadFormat(role="lm_head.weight", format="int4_group32"))
-    known = curves.model_copy(update={"heads": tuple(loss for loss in curves.formats if loss.ppl_ratio > 1)})
+    (worse,) = (loss for loss in curves.formats if loss.ppl_ratio > 1 and loss.family == WHOLE_MLP)
+    known = curves.model_copy(update={"heads": (worse,)})
     assert Floor(known, 1.1).most_format_ratio(head) == pytest.approx(1.04 + 0.02 * 2**0.5)
 
 

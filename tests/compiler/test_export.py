@@ -106,9 +106,14 @@ DEEPSEEK: dict[str, Any] = MIXTURE | {
 }
 CASES = {
     "fp16": (Recipe(small_spec(**SPEC), method="dense"), "F16", set()),
-    "int8_group32": (Recipe(small_spec(**SPEC), method="dense", format="int8_group32"), "Q8_0", {"ffn_down"}),
+    "int8_group32": (Recipe(small_spec(**SPEC), method="dense", format="int8_group32"), "Q8_0", set()),
     "int4_group32": (
         Recipe(small_spec(**SPEC), method="dense", format="int4_group32", layers_per_group=2),
+        "Q4_0",
+        set(),
+    ),
+    "neurons": (
+        Recipe(small_spec(**SPEC), families=("neuron",), method="dense", format="int4_group32"),
         "Q4_0",
         {"ffn_down"},
     ),

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from coldpress.compiler.rounding import gptq, rtn
-from coldpress.compiler.rounding._scales import best_scales
 from coldpress.compiler.rounding._weights import Weights
 from coldpress.runtime.plugins import load, names
 from coldpress.runtime.quantization import Format
+from coldpress.runtime.quantization._groups import GroupFormat
 from coldpress.schemas.errors import ColdpressError
 
 FORMATS = names("coldpress.runtime.quantization")
@@ -106,7 +106,8 @@ def plain(matrix: np.ndarray, gram: np.ndarray, axis: str, format_name: str) -> 
 @pytest.mark.parametrize("format_name", ["int8_group32", "int4_group32"])
 def test_it_is_optimal_brain_quantization_in_a_fixed_order(activations, matrix, axis, format_name, monkeypatch):
     """With the format's own scales; which others are taken instead, the tests of those hold."""
-    monkeypatch.setattr(gptq, "best_scales", lambda values, prices, kept: kept.scales(values))
+    plain_scales = GroupFormat.scales
+    monkeypatch.setattr(GroupFormat, "scales", lambda self, values, prices=None: plain_scales(self, values))
     found = decoded(gptq, matrix, axis, format_name, gram(activations))
     expected = plain(matrix, gram(activations), axis, format_name)
     # a value on the edge between two codes may fall to either side in float32, and what follows with it
@@ -137,9 +138,9 @@ def test_without_correlation_it_rounds_to_nearest(matrix, axis, format_name):
 
 def test_scales_are_chosen_by_what_an_error_costs(activations, matrix, monkeypatch):
     """The price of input j is 1 / U_jj^2: against equal prices, outputs change less."""
-    changed = []
-    for best in (gptq.best_scales, lambda values, prices, kept: best_scales(values, np.ones_like(prices), kept)):
-        monkeypatch.setattr(gptq, "best_scales", best)
+    changed, searched = [], GroupFormat.scales
+    for scales in (searched, lambda self, values, prices: searched(self, values, np.ones_like(prices))):
+        monkeypatch.setattr(GroupFormat, "scales", scales)
         error = decoded(gptq, matrix, "row", "int4_group32", gram(activations)) - matrix
         changed.append(float(np.square(activations @ error.T).sum()))
     assert changed[0] < changed[1]

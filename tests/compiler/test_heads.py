@@ -27,7 +27,7 @@ from coldpress.runtime.plugins import load
 from coldpress.runtime.quantization import Format
 from coldpress.schemas.activations import Activations
 from coldpress.schemas.corpus import Corpus
-from coldpress.schemas.curves import Curves, FormatLoss
+from coldpress.schemas.curves import Curves, HeadLoss
 from coldpress.schemas.families import HeadFormat, OwnFormats, with_own
 from coldpress.schemas.model import Model
 from coldpress.schemas.package import Package
@@ -77,7 +77,7 @@ def test_it_loses_what_its_rounded_rows_lose(tmp_path: Path, tied: bool) -> None
 @pytest.fixture(scope="module")
 def model() -> Model:
     """With a head that takes as much as two of its layers."""
-    return model_of(4, 256, 512, hidden_act="silu", vocab_size=4096)
+    return model_of(4, 256, 480, hidden_act="silu", vocab_size=4096)
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +87,7 @@ def activations(tmp_path_factory: pytest.TempPathFactory) -> Activations:
 
 
 def known(model: Model, folder: Path, layers: float = 1.01, **heads: float) -> Curves:
-    losses = tuple(FormatLoss(format=name, ppl_ratio=ratio, **NO_LOSS) for name, ratio in heads.items())
+    losses = tuple(HeadLoss(format=name, ppl_ratio=ratio, **NO_LOSS) for name, ratio in heads.items())
     return curves_of(model, folder, {}, {"int8_group32": layers}).model_copy(update={"heads": losses})
 
 
@@ -137,7 +137,7 @@ def test_a_smaller_head_makes_room_for_units(
 
 def test_it_is_taken_where_the_default_one_does_not_fit(model: Model, activations: Activations, tmp_path: Path) -> None:
     formats = [with_own("int8_group32", head) for head in (None, HeadFormat(role=model.spec.head_role, format=NARROW))]
-    sizes = [cost_model.resident_bytes(model, ("neuron",), one) for one in formats]
+    sizes = [cost_model.resident_bytes(model, ("block",), one) for one in formats]
     plain = allocated(model, activations, known(model, tmp_path / "a"), tmp_path, "60%").budget
     needed = plain.dram_budget_bytes - plain.buffer_bytes - plain.cache_bytes
     budget = str(needed - (sizes[0] - sizes[1]) // 2)

@@ -1,29 +1,43 @@
-"""Attention and embeddings of a quantized file keep its codes, in the types that the file has them in."""
+"""All matrices of a quantized file keep its codes in a dense build, in the types that the file has them in."""
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from coldpress.compiler.activity.calibration_pass import PassConfig, count_activity
 from coldpress.compiler.activity.forward import LayerStream
+from coldpress.compiler.activity.layer_counts import Activity, countable_families
 from coldpress.compiler.activity.rounded import Rounded
 from coldpress.compiler.checkpoint.tensors import read_codes
-from coldpress.compiler.io import load_record
-from coldpress.compiler.kept_codes import keeping
+from coldpress.compiler.io import Workspace, load_record
+from coldpress.compiler.kept_codes import keeping, own_layers
+from coldpress.compiler.quality.passes import Passes
 from coldpress.compiler.rounding._matrix import NEAREST
+from coldpress.compiler.stages import allocate, explore
+from coldpress.compiler.stages.allocate import AllocateConfig, _finalists
+from coldpress.compiler.stages.explore import ExploreConfig
+from coldpress.compiler.stages.export._stored import StoredModel
 from coldpress.runtime.generate.session import Session
 from coldpress.runtime.plugins import load
 from coldpress.runtime.quantization import Format
-from coldpress.schemas.families import WHOLE_MLP, kept_of
+from coldpress.schemas.activations import Activations
+from coldpress.schemas.corpus import Corpus
+from coldpress.schemas.families import BLOCKS, WHOLE_MLP, kept_of
 from coldpress.schemas.model import Model
 from coldpress.schemas.sparsity import Sparsity
 from tests.support.checkpoints import run
 from tests.support.gguf_cases import exported, rewritten
 from tests.support.product import Case, Source, compiled, with_text
+from tests.support.statistics import device_of
 
 LAYERS = 11
-FORMATS = {"attn_v": "q6_k", "attn_q": "q5_k", "token_embd": "q5_0", "output": "int8_group32"}
-"""Formats by GGUF's name; all other matrices have q4_k."""
+FORMATS = {"attn_v": "q6_k", "attn_q": "q5_k", "token_embd": "q5_0", "output": "q6_k"}
+"""Formats by GGUF's name; all other matrices have q4_k, but for the down projections of some layers."""
+FINE = (0, 3, 10)
+"""Layers whose down projections have q6_k."""
 ROLES = {"q_proj": "q5_k", "v_proj": "q6_k"}
 
 
@@ -36,7 +50,9 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Source:
     def change(name: str, values: np.ndarray, _type: str) -> tuple[np.ndarray, str]:
         if values.ndim == 1:
             return values, "F32"
-        format_name = FORMATS.get(name.split(".")[-2], "q4_k")
+        _, *block, matrix, _ = ["", *name.split(".")]
+        is_fine = matrix == "ffn_down" and int(block[1]) in FINE
+        format_name = "q6_k" if is_fine else FORMATS.get(matrix, "q4_k")
         codec = load("coldpress.runtime.quantization", Format, format_name)
         assert codec.GGUF_TYPE is not None
         return codec.encode(np.ascontiguousarray(values, np.float32)), codec.GGUF_TYPE
@@ -54,7 +70,7 @@ def of_all_layers(formats: dict[str, str]) -> dict[str, str]:
 
 
 def test_they_are_kept_in_the_file_s_format_or_where_they_are_smaller(source: Source) -> None:
-    embeddings = {"embed_tokens.weight": "q5_0"}
+    embeddings = {"embed_tokens.weight": "q5_0", "lm_head.weight": "q6_k"}
     assert kept(source.model, "q4_k") == embeddings | of_all_layers(ROLES)
     assert kept(source.model, "q5_k") == embeddings | of_all_layers({"k_proj": "q4_k", "o_proj": "q4_k"})
     assert kept(source.model, "q4_1") == embeddings | of_all_layers({"k_proj": "q4_k", "o_proj": "q4_k"})
@@ -71,7 +87,73 @@ def test_a_build_stores_and_computes_them(source: Source, tmp_path: Path) -> Non
         np.testing.assert_array_equal(session.artifact.resident[role], read_codes(source.model, role))
     (table,) = session.artifact.manifest.flash.tables
     assert (table.role, table.format) == ("embed_tokens.weight", "q5_0")
-    expected = Rounded(LayerStream(source.model), sparsity.formats, NEAREST, (WHOLE_MLP,)).logits(source.tokens[:1])[0]
+    rounding = replace(NEAREST, activations=load_record(tmp_path / "build" / "calibrate.json", Activations))
+    expected = Rounded(LayerStream(source.model), sparsity.formats, rounding, (BLOCKS,)).logits(source.tokens[:1])[0]
     session.decoder.begin(len(expected))
     found = np.stack([session.decoder.decode(int(token)) for token in source.tokens[0]])
     assert np.abs(found - expected).max() < 2e-3 * np.abs(expected).max()
+
+
+def test_a_dense_build_is_the_file(source: Source, tmp_path: Path) -> None:
+    own = own_layers(source.model)
+    assert own == tuple("q4_k+q4_k+q6_k" if layer in FINE else "q4_k" for layer in range(LAYERS))
+    formats = keeping(source.model, own)
+    artifact = compiled(source, Case("llama", "dense", "q4_k", layer_formats=own), tmp_path / "build")
+    assert load_record(tmp_path / "build" / "allocate.json", Sparsity).formats == formats
+    session = Session(artifact)
+    assert [entry.family for entry in session.artifact.manifest.families] == ["block"]
+    stored = StoredModel(session.artifact)
+    matrices = [role for role, tensor in source.model.tensors.items() if len(tensor.shape) == 2]
+    assert len(matrices) == 7 * LAYERS + 2
+    for role in matrices:
+        np.testing.assert_array_equal(stored.codes(role), read_codes(source.model, role), role)
+    expected = LayerStream(source.model).logits(source.tokens[:1])[0]
+    session.decoder.begin(len(expected))
+    found = np.stack([session.decoder.decode(int(token)) for token in source.tokens[0]])
+    assert np.abs(found - expected).max() < 2e-3 * np.abs(expected).max()
+
+
+def test_what_keeps_all_codes_loses_nothing(source: Source) -> None:
+    stream, own = LayerStream(source.model), own_layers(source.model)
+    assert own is not None
+    assert Rounded(stream, keeping(source.model, own), NEAREST, (BLOCKS,)).is_exact
+    assert not Rounded(stream, keeping(source.model, own), NEAREST, (WHOLE_MLP,)).is_exact
+    assert not Rounded(stream, keeping(source.model, "q4_k"), NEAREST, (BLOCKS,)).is_exact
+
+
+def test_the_file_s_formats_are_taken_unmeasured_where_they_fit(
+    source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, corpus = source.model, load_record(source.folder / "tokenize.json", Corpus)
+    families = countable_families(model.spec)
+    counting = families, Activity(frozenset()), Workspace(tmp_path / "calibrate", "test"), 1
+    activations = count_activity(PassConfig(), model, corpus, *counting)
+    work = Workspace(tmp_path / "explore", "test")
+    curves = explore.run(ExploreConfig(method="auto"), model, corpus, activations, work, 1)
+    own = own_layers(model)
+    assert [(loss.format, loss.family, loss.ppl_ratio) for loss in curves.formats] == [(own, "block", 1.0)]
+    assert curves.heads == ()
+    titles, measured = set[str](), Passes.differences
+
+    def counted(passes: Passes, title: str, *rest: Any) -> Any:
+        titles.add(title)
+        return measured(passes, title, *rest)
+
+    monkeypatch.setattr(Passes, "differences", counted)
+    for module in (_finalists, allocate._judge):
+        monkeypatch.setattr(module, "candidates", lambda *_: ("dense", "topk"))
+
+    def taken(budget: str) -> Sparsity:
+        values = {"method": "auto", "format": "auto", "dram_budget": budget, "context_length": 64, "max_ppl_ratio": 3.0}
+        config = AllocateConfig(**values, density_allocation="uniform")
+        return allocate.run(
+            config, model, activations, device_of(), Workspace(tmp_path / budget, "test"), corpus, curves=curves
+        )
+
+    whole = taken("100MB")
+    assert not titles
+    assert (whole.method, whole.formats) == ("dense", keeping(model, own))
+    tight = taken("3MB")
+    assert {"format-int4_group32-rtn-block", "format-own-rtn-neuron", "head-int4_group32"} <= titles
+    assert tight.curves is not None
+    assert {own, "int4_group32"} == {loss.format for loss in tight.curves.formats}

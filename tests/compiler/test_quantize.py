@@ -13,8 +13,9 @@ from coldpress.compiler.stages.quantize import QuantizeConfig, _units, run
 from coldpress.runtime.plugins import load, names
 from coldpress.runtime.quantization import Format
 from coldpress.schemas.errors import CheckpointError, UnknownNameError
-from coldpress.schemas.families import FAMILIES, num_units, slice_length, slices
+from coldpress.schemas.families import FAMILIES, num_units, slice_shape, slices
 from coldpress.schemas.model import role_shape
+from tests.support.artifacts import encode_slices
 from tests.support.methods import families_of
 from tests.support.records import tiny_sparsity
 from tests.support.tiny import hashed, tensor_shapes, tiny_model, tiny_spec
@@ -44,25 +45,26 @@ def test_a_unit_is_its_slices_one_after_another(tmp_path, method, format_name, g
             for piece in slices(family, spec):
                 role = f"layers.{layer.layer}.{piece.role}.weight"
                 weight = hashed(role, *tensor_shapes(spec)[role]) * np.float32(0.25)
-                expected = np.ascontiguousarray(weight if piece.axis == "row" else weight.T)
-                width = rounding.nbytes(slice_length(piece, spec))
-                assert np.array_equal(units[:, start : start + width], rounding.encode(expected)), (family, piece)
+                expected = encode_slices(weight, piece, rounding)
+                count, length = slice_shape(piece, spec)
+                width = count * rounding.nbytes(length)
+                assert np.array_equal(units[:, start : start + width], expected), (family, piece)
                 start += width
             assert units.shape == (num_units(family, spec), start)
 
 
 @pytest.mark.parametrize("family", [name for name in FAMILIES if name != "expert"])
 def test_every_family_holds_its_slices(tmp_path, family):
-    model = tiny_model(tmp_path / "model", tiny_spec(num_key_value_heads=1))
+    model = tiny_model(tmp_path / "model", tiny_spec(num_key_value_heads=1, intermediate_size=64))
     units = _units.encode_units(
         load("coldpress.compiler.rounding", Algorithm, "rtn"), model, 1, family, "int8_group32", _units.Known()
     )
-    encode = load("coldpress.runtime.quantization", Format, "int8_group32").encode
+    codec = load("coldpress.runtime.quantization", Format, "int8_group32")
     expected = []
     for piece in FAMILIES[family].slices:
         role = f"layers.1.{piece.role}.weight"
         weight = hashed(role, *tensor_shapes(model.spec)[role]) * np.float32(0.25)
-        expected.append(encode(np.ascontiguousarray(weight if piece.axis == "row" else weight.T)))
+        expected.append(encode_slices(weight, piece, codec))
     np.testing.assert_array_equal(units, np.concatenate(expected, axis=1))
     assert len(units) == num_units(family, model.spec)
 

@@ -98,7 +98,7 @@ def test_a_plan_that_adapts_is_held_to_a_simulation_by_modelled_seconds(tmp_path
 def test_a_real_checkpoint_is_its_source(tmp_path, name):
     work = Workspace(tmp_path / "ingest", "f")
     model = ingest.run(ingest.IngestConfig(model=str(data_folder() / "models" / name)), work)
-    build = Build(tmp_path, method="dense", format_name="fp16", source=model, budget_share=0.3)
+    build = Build(tmp_path, method="dense", format_name="fp16", source=model, budget_share=0.5, num_pinned=0)
     found = run(CONFIG, model, model, build.corpus, build.package())
     assert found.max_logit_error < 2e-3
     assert found.top1_agreement > 0.95

@@ -14,9 +14,9 @@ from coldpress.runtime.plugins import load
 from tests.support.records import Build
 from tests.support.tiny import tiny_spec
 
-SPEC = tiny_spec(num_hidden_layers=3, intermediate_size=512, vocab_size=16)
+SPEC = tiny_spec(num_hidden_layers=3, intermediate_size=480, vocab_size=16)
 """Few words, so that a text soon repeats itself."""
-READING = {"method": "dense", "spec": SPEC, "budget_share": 0.02}
+READING = {"method": "dense", "spec": SPEC, "budget_share": 0.02, "num_pinned": 0}
 
 
 @pytest.fixture(scope="module")

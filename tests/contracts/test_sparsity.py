@@ -10,7 +10,7 @@ from coldpress.runtime.decoder.selection import Selection
 from coldpress.runtime.quantization import fp16
 from coldpress.runtime.sparsity import DensitySource, Residency, Selector
 from coldpress.schemas.errors import ColdpressError
-from coldpress.schemas.families import FAMILIES, num_units, slice_length, slices
+from coldpress.schemas.families import FAMILIES, num_units, slice_shape, slices
 from tests.support.artifacts import small_spec
 from tests.support.methods import fit, nothing_cached
 
@@ -81,7 +81,7 @@ def mlp_bytes(spec, families):
     units = {}
     for family in families:
         pieces = [piece for piece in slices(family, spec) if piece.role in whole]
-        units[family] = (num_units(family, spec), 2 * sum(slice_length(piece, spec) for piece in pieces))
+        units[family] = (num_units(family, spec), 2 * sum(slice_shape(piece, spec)[1] for piece in pieces))
         for piece in pieces:
             whole.pop(piece.role)
     return units, sum(whole.values())

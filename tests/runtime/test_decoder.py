@@ -101,9 +101,11 @@ def test_parity_with_transformers(name, tmp_path):
         ("qwen3", ("attn_in", "attn_out", "up_down")),
         ("olmo2", ("attn_in", "attn_out", "mlp_in", "mlp_mid")),
         ("olmo2", ("neuron",)),
+        ("olmo2", ("attn_in", "attn_out", "block")),
         ("opt", ("attn_in", "attn_out", "mlp_mid")),
         ("arcee", ("mlp_in", "mlp_mid")),
         ("nemotron", ("neuron",)),
+        ("nemotron", ("block",)),
         ("bamboo", ("gate_down",)),
         ("bamboo", ("up_down",)),
         ("bamboo", ("mlp_in", "mlp_mid")),
@@ -138,13 +140,13 @@ def test_every_layer_has_its_own_window(tmp_path):
     assert np.abs(fill(session.decoder, token_ids, 80) - expected).max() > 0.1, "the windows matter"
 
 
-@pytest.mark.parametrize("method", ["relu", "dense"])
-def test_parity_of_a_relu_model_with_biases(method, tmp_path):
+@pytest.mark.parametrize(("method", "family"), [("relu", "up_down"), ("dense", "up_down"), ("dense", "block")])
+def test_parity_of_a_relu_model_with_biases(method, family, tmp_path):
     """Units of a gated MLP whose rows have biases, chosen by the gate or all of them: the logits are transformers'."""
     overrides = {"attention_bias": True, "mlp_bias": True}
     model = load_hf(write_model(tmp_path / "model", num_hidden_layers=3, relu=True, overrides=overrides))
     spec = spec_of(model.config)
-    recipe = Recipe(spec=spec, method=method, families=("up_down",), context_length=80)
+    recipe = Recipe(spec=spec, method=method, families=(family,), context_length=80)
     session = Session(build_artifact(tmp_path / "a.coldpress", recipe, roles_of(model, spec)).path)
     close(fill(session.decoder, TOKENS, 4), all_logits(model, TOKENS), 2e-3)
 
@@ -192,13 +194,17 @@ class Fixed(Selection):
 
 
 SPARSE_CASES = {
-    "neuron": ("dense", {}),
-    "neuron without a gate": ("dense", {"gated_mlp": False}),
+    "neuron": ("dense", {}, ("neuron",)),
+    "neuron without a gate": ("dense", {"gated_mlp": False}, ("neuron",)),
     "up_down": ("relu", {}),
     "mlp_mid": ("relu", {"gated_mlp": False}),
     "mlp_in and mlp_mid": ("topk", {"hidden_act": "silu"}),
     "mlp_in and mlp_mid without a gate": ("topk", {"gated_mlp": False}),
-    "neuron, LayerNorm and biases": ("dense", {"norm": "layer_norm", "position": "learned", "rotary_dim": 0}),
+    "neuron, LayerNorm and biases": (
+        "dense",
+        {"norm": "layer_norm", "position": "learned", "rotary_dim": 0},
+        ("neuron",),
+    ),
     "up_down, LayerNorm and biases": ("relu", {"norm": "layer_norm"}),
     "mlp_in and mlp_mid, LayerNorm and biases": ("topk", {"norm": "layer_norm", "hidden_act": "gelu_tanh"}),
 }

@@ -286,7 +286,8 @@ def test_relu_needs_a_relu_model_and_predictor_its_predictors(tmp_path):
     build_artifact(tmp_path / "silu", Recipe(spec=small_spec(hidden_act="silu", num_hidden_layers=1), method="relu"))
     with pytest.raises(ColdpressError, match="needs exact zeros, but the model's activation is silu"):
         Session(tmp_path / "silu")
-    build_artifact(tmp_path / "dense", Recipe(spec=small_spec(num_hidden_layers=1), method="dense"))
+    recipe = Recipe(spec=small_spec(num_hidden_layers=1), method="dense", families=("neuron",))
+    build_artifact(tmp_path / "dense", recipe)
     with pytest.raises(ColdpressError, match="needs predictors, and this artifact has none"):
         Session(tmp_path / "dense", selector="predictor")
 

@@ -42,6 +42,8 @@ ALL_IN_DRAM = {"pinned_share": 1.0, "slots_share": 0.0, "read_buffer_bytes": 1 <
 def mixed(folder, **changes):
     """An artifact of eleven layers: four have 8 bits, the others 4; by matrix with `MATRICES`."""
     fields = {"spec": SPEC, "method": "dense", "density": 1.0, "format": BASE, "layer_formats": FINER}
+    if (fields | changes)["method"] == "dense":
+        fields |= {"families": ("neuron",)}
     return build_artifact(folder, Recipe(**(fields | changes)))
 
 

@@ -168,7 +168,12 @@ def test_predictor_aims_at_what_is_not_zero_or_the_largest():
 def test_dense_keeps_on_flash_what_its_options_name():
     spec = small_spec()
     assert dense.Plugin().families(spec, dense.Options(families="gate_down+attn_in")) == ("gate_down", "attn_in")
-    with pytest.raises(ColdpressError, match="families=neuron_: unknown 'neuron_', known are neuron, up_down"):
+    assert dense.Plugin().families(spec, dense.Options()) == ("block",)
+    narrow = small_spec(intermediate_size=100)
+    assert dense.Plugin().families(narrow, dense.Options()) == ("neuron",)
+    with pytest.raises(ColdpressError, match=r"families=block: a block has 256 or 32 neurons .* this MLP has 100"):
+        dense.Plugin().families(narrow, dense.Options(families="block"))
+    with pytest.raises(ColdpressError, match="families=neuron_: unknown 'neuron_', known are neuron, block"):
         dense.Plugin().families(spec, dense.Options(families="neuron_"))
     with pytest.raises(ColdpressError, match="up_proj is in two of them"):
         dense.Plugin().families(spec, dense.Options(families="up_down+mlp_in"))

@@ -181,5 +181,8 @@ def test_the_specification_has_the_slices_of_each_family(family):
     spec = small_spec()
     assert listed == ", ".join(f"{piece.role} {piece.axis}" for piece in slices(family, spec))
     of_heads = "`num_attention_heads` x `head_dim` (with latent attention `v_head_dim`)"
-    sizes = {of_heads: spec.num_attention_heads * spec.head_dim}
+    sizes = {
+        of_heads: spec.num_attention_heads * spec.head_dim,
+        "`intermediate_size` / B": spec.intermediate_size // 256,
+    }
     assert num_units(family, spec) == (sizes[size] if size in sizes else getattr(spec, size.strip("`")))

@@ -27,9 +27,10 @@ from coldpress.runtime.quantization import Format
 from coldpress.runtime.quantization._mixed import format_at
 from coldpress.schemas.errors import ArtifactError
 from coldpress.schemas.families import (
+    Slice,
     num_units,
     slice_formats,
-    slice_length,
+    slice_shape,
     slices,
     unit_keys,
     unit_role,
@@ -157,6 +158,19 @@ def random_weights(spec: ModelSpec, random: np.random.Generator) -> dict[str, np
     return weights
 
 
+def encode_slices(weight: np.ndarray, piece: Slice, codec: Format) -> np.ndarray:
+    """Returns what each unit has of a matrix, uint8 [num_units, n], unit by unit."""
+    if piece.axis in ("row", "column"):
+        return codec.encode(np.ascontiguousarray(weight if piece.axis == "row" else weight.T))
+    neurons = weight.shape[0 if piece.axis == "rows" else 1]
+    size = 256 if neurons % 256 == 0 else 32
+    found: list[np.ndarray] = []
+    for start in range(0, neurons, size):
+        block = weight[start : start + size] if piece.axis == "rows" else weight[:, start : start + size]
+        found.append(codec.encode(np.ascontiguousarray(block)).reshape(-1))
+    return np.stack(found)
+
+
 def encode_units(weights: Mapping[str, np.ndarray], recipe: Recipe, layer: int, family: Any) -> np.ndarray:
     """Returns the codes of a family's units in one layer, uint8 [num_units, unit_bytes]."""
     parts: list[np.ndarray] = []
@@ -164,10 +178,9 @@ def encode_units(weights: Mapping[str, np.ndarray], recipe: Recipe, layer: int, 
     formats = slice_formats(recipe.unit_format(layer, family), len(pieces))
     for piece, format_name in zip(pieces, formats, strict=True):
         names = [f"layers.{layer}.{name}.weight" for name in matrices(piece.role, recipe.spec)]
-        along = [weights[name] if piece.axis == "row" else weights[name].T for name in names]
-        values = np.ascontiguousarray(np.concatenate(along))
-        assert values.shape == (num_units(family, recipe.spec), slice_length(piece, recipe.spec))
-        parts.append(plugins.load("coldpress.runtime.quantization", Format, format_name).encode(values))
+        codec = plugins.load("coldpress.runtime.quantization", Format, format_name)
+        parts.append(np.concatenate([encode_slices(weights[name], piece, codec) for name in names]))
+        assert len(parts[-1]) == num_units(family, recipe.spec)
     return np.concatenate(parts, axis=1)
 
 
@@ -317,7 +330,8 @@ def _manifest(
                 "format": recipe.format,
                 "slices": [piece.model_dump() for piece in slices(family, recipe.spec)],
                 "unit_bytes": sum(
-                    codec.nbytes(slice_length(piece, recipe.spec)) for piece in slices(family, recipe.spec)
+                    count * codec.nbytes(length)
+                    for count, length in (slice_shape(piece, recipe.spec) for piece in slices(family, recipe.spec))
                 ),
             }
             for family in families
@@ -385,7 +399,10 @@ def _plan(
         "predictor_bytes": _predictor_bytes(path),
         "kv_cache": recipe.kv_cache,
         "kv_cache_bytes": kv_cache_bytes(recipe.spec, recipe.context_length, recipe.kv_cache),
-        "read_buffer_bytes": recipe.read_buffer_bytes,
+        "read_buffer_bytes": max(
+            recipe.read_buffer_bytes,  # at least the largest unit with the pages that it touches
+            (-(-max(unit_bytes.values()) // recipe.page_bytes) + 1) * recipe.page_bytes,
+        ),
         "collapse_gap_bytes": recipe.collapse_gap_bytes,
         "queue_depth": 8,
         "parts": parts,

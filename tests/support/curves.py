@@ -9,7 +9,7 @@ from coldpress.compiler.activity.choice import replayed_layers
 from coldpress.compiler.candidates import candidates
 from coldpress.compiler.io import PACKED, save_arrays
 from coldpress.schemas.curves import Curve, Curves, FormatLoss, Point, Unexplored
-from coldpress.schemas.families import FAMILIES, activity_of, num_units
+from coldpress.schemas.families import BLOCKS, FAMILIES, WHOLE_MLP, activity_of, dense_family, num_units
 from coldpress.schemas.model import Model
 
 NO_LOSS = {"mean_kld": 0.0, "mean_kld_error": None, "p999_kld": 0.0, "ppl_ratio_error": 0.001}
@@ -26,7 +26,7 @@ def curves_of(
     """Returns curves: method -> density -> perplexity ratio; all other candidates are unexplored."""
     spec, random = model.spec, np.random.default_rng(2)
     layers = replayed_layers(spec)
-    width = {activity_of(family, spec): num_units(family, spec) for family in FAMILIES}
+    width = {activity_of(family, spec): num_units(family, spec) for family in FAMILIES if family != BLOCKS}
     trace = {
         f"{layer}.{signal}": random.standard_normal((num_tokens, size)).astype(np.float16)
         for layer in layers
@@ -45,7 +45,8 @@ def curves_of(
             for method, points in ratios.items()
         ),
         formats=tuple(
-            FormatLoss(format=name, ppl_ratio=ratio, **{**NO_LOSS, "ppl_ratio_error": format_error})
+            FormatLoss(format=name, family=family, ppl_ratio=ratio, **{**NO_LOSS, "ppl_ratio_error": format_error})
+            for family in dict.fromkeys((WHOLE_MLP, dense_family(spec)))
             for name, ratio in (formats or {}).items()
         ),
         unexplored=tuple(

@@ -13,7 +13,7 @@ from coldpress.runtime import plugins
 from coldpress.runtime.artifact.reader import Artifact
 from coldpress.runtime.generate.session import Session
 from coldpress.runtime.quantization import Format
-from coldpress.schemas.families import num_units, slice_formats, slice_length, slices
+from coldpress.schemas.families import num_units, slice_formats, slice_shape, slices
 from coldpress.schemas.layout import placed_parts
 from coldpress.schemas.model import Model, matrices, role_shape
 from tests.support.hf import load_hf
@@ -56,12 +56,15 @@ def flash_values(session: Session) -> dict[str, np.ndarray]:
         start, pieces = 0, slices(family, spec)
         formats_of = slice_formats(formats[part.layer, family], len(pieces))
         for piece, stored_in in zip(pieces, formats_of, strict=True):
-            length = slice_length(piece, spec)
-            size = plugins.load("coldpress.runtime.quantization", Format, stored_in).nbytes(length)
-            matrix = decode(np.ascontiguousarray(units[:, start : start + size]), stored_in, length)
+            count, length = slice_shape(piece, spec)
+            size = count * plugins.load("coldpress.runtime.quantization", Format, stored_in).nbytes(length)
+            codes = np.ascontiguousarray(units[:, start : start + size]).reshape(count * len(units), -1)
+            matrix = decode(codes, stored_in, length)
+            if piece.axis == "columns":
+                matrix = np.concatenate(np.split(matrix, len(units)), axis=1)
             names = matrices(piece.role, spec)
             for name, own in zip(names, np.split(matrix, len(names)), strict=True):
-                values[f"layers.{part.layer}.{name}.weight"] = own if piece.axis == "row" else own.T
+                values[f"layers.{part.layer}.{name}.weight"] = own.T if piece.axis == "column" else own
             start += size
     return values
 

@@ -22,6 +22,7 @@ from coldpress.compiler.candidates import families_for
 from coldpress.compiler.cost_model import dense_footprint_bytes, row_table_bytes
 from coldpress.compiler.io import Workspace, load_record, save_arrays, save_record
 from coldpress.compiler.job import Job, run_job
+from coldpress.compiler.kept_codes import keeping
 from coldpress.compiler.sections import bookkeeping_bytes, make_sections
 from coldpress.compiler.stages import allocate, ingest
 from coldpress.compiler.stages.allocate import AllocateConfig
@@ -36,7 +37,7 @@ from coldpress.runtime.store.reads import MAX_READ_BYTES
 from coldpress.schemas.activations import Activations
 from coldpress.schemas.corpus import SPLITS, Corpus, TokenBlocks
 from coldpress.schemas.device import DeviceProfile
-from coldpress.schemas.families import FAMILIES, HeadFormat, mlp_density, with_own
+from coldpress.schemas.families import FAMILIES, HeadFormat, mlp_density, with_head
 from coldpress.schemas.layout import placed_parts
 from coldpress.schemas.model import Model
 from tests.support.dag import inputs_for
@@ -184,8 +185,9 @@ def _divide_again(source: Source, case: Case, folder: Path, config: AllocateConf
     device, work = load_record(folder / "device.json", DeviceProfile), Workspace(folder / "again", "test")
     inputs = allocate.Inputs(source.model, activations, device, work, None, 1)
     (budget,) = allocate.asked_budgets_of(config, source.model, device)
-    head = HeadFormat(role=source.model.spec.head_role, format=case.head) if case.head else None
-    formats = with_own(case.layer_formats or case.format, head)
+    formats = keeping(source.model, case.layer_formats or case.format)
+    if case.head:
+        formats = with_head(formats, HeadFormat(role=source.model.spec.head_role, format=case.head))
     choice = BudgetChoice(config.model_copy(update={"dram_budget": budget}), formats)
     (found,) = allocate._rungs([choice], inputs)
     save_record(found, folder / "allocate.json")

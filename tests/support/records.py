@@ -116,9 +116,10 @@ def tiny_placement(folder: Path, model: Model, sparsity: Sparsity, num_pinned: i
         for family in families_of(sparsity.method, model.spec):
             places = np.ones(num_units(family, model.spec), np.int8)
             rank = shuffled(f"pinned {layer} {family}", places.size)
-            places[rank[:num_pinned]] = 0
+            own = min(num_pinned, len(rank) - 1)
+            places[rank[:own]] = 0
             arrays |= {f"{layer}.{family}": places, f"rank.{layer}.{family}": rank.astype(np.int32)}
-            layers.append(LayerPlacement(layer=layer, family=family, num_pinned=num_pinned, min_pinned=1))
+            layers.append(LayerPlacement(layer=layer, family=family, num_pinned=own, min_pinned=min(1, own)))
     return Placement(
         solver="test",
         layers=tuple(layers),

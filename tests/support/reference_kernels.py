@@ -6,7 +6,7 @@ import numpy as np
 
 from coldpress.runtime.kernels.activations import ActivationFormat
 from coldpress.runtime.kernels.intervals import STEPS, Times, filled
-from coldpress.runtime.kernels.mlp import Layout, Terms
+from coldpress.runtime.kernels.mlp import BlockLayout, Layout, Terms
 from coldpress.runtime.quantization import int8_group32
 from coldpress.schemas.law import combined
 from tests.support.kernels import decode, nbytes
@@ -82,6 +82,44 @@ def mlp_rows(
     if layout.up_offset is not None:
         inner = inner * act_up(projected(layout.up_offset, layout.up_fmt, terms.up_bias))
     return axpy_rows(store, slots, layout.down_offset, layout.length, layout.fmt, inner)
+
+
+def mlp_blocks(
+    store: np.ndarray,
+    slots: np.ndarray,
+    layout: BlockLayout,
+    x: np.ndarray,
+    terms: Terms,
+    act: Callable[[np.ndarray], np.ndarray],
+    activations: ActivationFormat = "fp32",
+    act_up: Callable[[np.ndarray], np.ndarray] = lambda values: values,
+) -> np.ndarray:
+    """Computes float64[tokens, length] from the matrices of the selected units' neurons; `act` and `act_up` as in
+    `mlp_rows`."""
+    units, k, block, length = store[slots], slots.size, layout.block, layout.length
+
+    def matrices(offset: int, fmt: str, num_rows: int, values: int) -> np.ndarray:
+        size = nbytes(fmt, values)
+        codes = units[:, offset : offset + num_rows * size].reshape(k * num_rows, size)
+        return decode(codes, fmt, values).astype(np.float64).reshape(k, num_rows, values)
+
+    def each_rounded(values: np.ndarray, fmt: str) -> np.ndarray:
+        return np.stack([rounded(one.astype(np.float32), fmt, activations) for one in values])
+
+    def projected(offset: int, fmt: str | None, bias: np.ndarray | None) -> np.ndarray:
+        own = fmt or layout.down_fmt
+        values = each_rounded(x, own) @ matrices(offset, own, block, length).reshape(k * block, length).T
+        return values if bias is None else values + bias
+
+    inner = np.ones((len(x), k * block))
+    if terms.factors is not None:
+        inner *= np.repeat(terms.factors, block, axis=1)
+    if layout.gate_offset is not None:
+        inner *= act(projected(layout.gate_offset, layout.gate_fmt, terms.gate_bias))
+    if layout.up_offset is not None:
+        inner *= act_up(projected(layout.up_offset, layout.up_fmt, terms.up_bias))
+    down = matrices(layout.down_offset, layout.down_fmt, length, block).transpose(1, 0, 2).reshape(length, k * block)
+    return each_rounded(inner, layout.down_fmt) @ down.T
 
 
 def attend(

@@ -84,6 +84,7 @@ def expected_records(source: str, calibrated: str) -> dict[str, dict[str, tuple[
             "sparsity": sparsity,
             "gram": (f"{DEVICE}/gram.json",),
             "importance": (f"{DEVICE}/importance.json",),
+            "activations": first,
         },
         "layout": {"model": model, "sparsity": sparsity, "device": device},
         "plan": laid_out | {"layout": layout, "predictors": PREDICTORS, "activations": second, "corpus": corpus},

@@ -11,22 +11,29 @@ allows.
 
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from coldpress.compiler.activity.calibration_pass import stream_of
 from coldpress.compiler.activity.forward import LayerStream
 from coldpress.compiler.candidates import ATTENTION, AUTO, candidates, own_options
-from coldpress.compiler.cost_model import slice_bytes
 from coldpress.compiler.io import Workspace, load_arrays
 from coldpress.compiler.quality.passes import Passes, remove_grams, rounding_of
 from coldpress.compiler.quality.routings import routing_curves
 from coldpress.compiler.quality.trace import few_tokens
-from coldpress.compiler.quality.variants import SAMPLE, Along, asked, larger_formats_of, reached
+from coldpress.compiler.quality.variants import (
+    Along,
+    asked,
+    head_formats_of,
+    larger_formats_of,
+    reached,
+    sample_bytes,
+    smaller_formats_of,
+)
 from coldpress.compiler.rounding._matrix import Rounding
 from coldpress.compiler.search import Judged
 from coldpress.compiler.stages.allocate._budgets import searched_together
@@ -36,10 +43,19 @@ from coldpress.compiler.stages.allocate._replay import Replays
 from coldpress.compiler.stages.allocate._rules import Inputs
 from coldpress.compiler.stages.allocate._searched import Searched
 from coldpress.compiler.steps import Steps
-from coldpress.runtime.quantization._mixed import coarsest
-from coldpress.schemas.curves import Curve, Curves, FormatLoss, Point, Unexplored
+from coldpress.schemas.curves import Curve, Curves, FormatLoss, HeadLoss, Loss, Point, Unexplored
 from coldpress.schemas.errors import ColdpressError
-from coldpress.schemas.families import WHOLE_MLP, FamilyName, FormatName, Method, slice_formats
+from coldpress.schemas.families import (
+    WHOLE_MLP,
+    FamilyName,
+    FormatName,
+    LayerFormats,
+    Method,
+    dense_family,
+    of_layers,
+    slice_formats,
+)
+from coldpress.schemas.memory import OverBudgetError
 
 LOG = logging.getLogger(__name__)
 COARSE_DENSITIES = (0.5, 0.9)
@@ -69,7 +85,7 @@ def completed(config: AllocateConfig, inputs: Inputs, floor: Floor, budgets: Seq
     known = {curve.method for curve in curves.curves} | {entry.method for entry in curves.unexplored}
     options = {name: own_options(name, config.options) for name in candidates(spec, config.options)}
     reasons, every = asked({name: own for name, own in options.items() if name not in known}, spec)
-    if not every and not _unmeasured(config, curves):
+    if not every and not _unmeasured(config, curves, dense_family(spec)):
         return _with_reasons(curves, reasons)
     if inputs.corpus is None:
         raise ColdpressError("method=auto measures selectors on text, and no corpus was given; give --corpus")
@@ -81,6 +97,7 @@ def completed(config: AllocateConfig, inputs: Inputs, floor: Floor, budgets: Seq
                 raise one.refusal
         best = [one.best for one in found if one.best is not None]
         if not every:
+            rest.with_columns()
             return _with_reasons(rest.curves, reasons)
         if all(one.holds_everything for one in best):
             why = "was not measured: the whole model fits in DRAM"
@@ -93,14 +110,15 @@ def completed(config: AllocateConfig, inputs: Inputs, floor: Floor, budgets: Seq
         rest.clean()
 
 
-def _smallest_first(losses: Sequence[FormatLoss]) -> list[FormatName]:
-    return sorted((loss.format for loss in losses), key=lambda name: (slice_bytes(SAMPLE, name), name))
+def _smallest_first(losses: Sequence[FormatLoss], family: FamilyName) -> list[LayerFormats]:
+    own = (loss.format for loss in losses if loss.family == family)
+    return sorted(own, key=lambda one: (sample_bytes(one), str(one)))
 
 
-def _unmeasured(config: AllocateConfig, curves: Curves) -> list[FormatName]:
+def _unmeasured(config: AllocateConfig, curves: Curves, family: FamilyName) -> list[FormatName]:
     """Returns the formats that the user named and `explore` left out; none where no format's loss is known."""
     named = () if config.format == AUTO or not curves.formats else dict.fromkeys(slice_formats(config.format))
-    return [name for name in named if curves.format_loss(name) is None]
+    return [name for name in named if curves.format_loss(name, family) is None]
 
 
 class _Rest:
@@ -119,35 +137,70 @@ class _Rest:
         for along in every:
             self._every.setdefault(along.method, []).append(along)
         self.curves = floor.curves
+        self._dense = dense_family(inputs.model.spec)
         self._hopes: dict[Method, _Hope] = {}
-        self._sure: dict[tuple[str, FormatName, tuple[FamilyName, ...]], int] = {}
+        self._sure: dict[tuple[str, LayerFormats, tuple[FamilyName, ...]], int] = {}
         """Tokens on which losses were measured, where those are more than few: by kind, format and families."""
         self._steps = Steps("allocate", 0, "passes")
 
     def fitting(self, budgets: Sequence[int | str]) -> list[Searched]:
         """Searches without any selector, after measuring again each format whose quality few tokens leave open."""
         most = self._floor.max_ppl_ratio
-        self._measure_formats(_unmeasured(self._config, self.curves))
-        for name in _smallest_first(self.curves.formats):
+        self._measure_formats(_unmeasured(self._config, self.curves, self._dense), self._dense)
+        for name in _smallest_first(self.curves.formats, self._dense):
             self._settle(name)
             if self._is_good(name) and not math.isinf(most):
                 break  # larger formats lose less
         else:
             self._enlarge()
-        left = [most / max(1.0, loss.ppl_ratio) for loss in self.curves.formats if loss.ppl_ratio <= most]
-        self._again("heads", lambda loss: any(_is_open(loss, room) for room in left), self._tokens)
+        self._settle_heads()
         found = searched_together(self._config, *self._on(self.curves), budgets)
-        streamed = {coarsest(one.best.candidate.format) for one in found if one.best and _streams_attention(one.best)}
+        if self._shrink(found):
+            found = searched_together(self._config, *self._on(self.curves), budgets)
+        streamed = {of_layers(one.best.candidate.format) for one in found if one.best and _streams_attention(one.best)}
         if not streamed:
             return found
-        self._again("formats", lambda loss: loss.format in streamed, self._blocks, (WHOLE_MLP, *ATTENTION))
+        self._remeasure(lambda loss: loss.format in streamed, self._blocks, (self._dense, *ATTENTION))
         return searched_together(self._config, *self._on(self.curves), budgets)
 
-    def _measure_formats(self, names: Sequence[FormatName]) -> None:
+    def _shrink(self, found: Sequence[Searched]) -> bool:
+        """Measures formats that are smaller than a quantized file's own, where those do not fit in DRAM; tells whether
+        any was measured."""
+        smaller = smaller_formats_of(self._inputs.model)
+        is_open = self._config.format == AUTO and {loss.format for loss in self.curves.formats}.isdisjoint(smaller)
+        if not is_open or not smaller or all(one.best is not None and one.best.holds_everything for one in found):
+            return False
+        for name in smaller:
+            self._measure_formats([name], self._dense)
+            self._settle(name)
+            if not self._is_good(name):
+                break  # smaller formats lose more
+        names = head_formats_of(self._inputs.model)
         self._steps.expect(len(names))
-        self._add(formats=tuple(map(self._few.format, names)))
+        self._add(heads=tuple(map(self._few.head, names)))
+        self._settle_heads()
+        return True
 
-    def _settle(self, name: FormatName) -> None:
+    def _settle_heads(self) -> None:
+        most = self._floor.max_ppl_ratio
+        left = [most / max(1.0, loss.ppl_ratio) for loss in self.curves.formats if loss.ppl_ratio <= most]
+        self._remeasure_heads(lambda loss: any(_is_open(loss, room) for room in left))
+
+    def with_columns(self) -> None:
+        """Measures the formats that keep the quality in a dense run also with columns of down, which the units of other
+        selectors have."""
+        if self._dense == WHOLE_MLP:
+            return
+        names = [one for one in _smallest_first(self.curves.formats, self._dense) if self._is_good(one)]
+        known = (self.curves.format_loss(name, WHOLE_MLP) for name in names)
+        missing = [name for name, loss in zip(names, known, strict=True) if loss is None]
+        self._measure_formats(missing, WHOLE_MLP)
+
+    def _measure_formats(self, names: Sequence[LayerFormats], family: FamilyName) -> None:
+        self._steps.expect(len(names))
+        self._add(formats=tuple(self._few.format(name, family) for name in names))
+
+    def _settle(self, name: LayerFormats) -> None:
         """Measures a format on more tokens where few leave open whether it keeps the quality; on the whole validation
         text unless it then surely does not."""
         most = self._floor.max_ppl_ratio
@@ -156,8 +209,8 @@ class _Rest:
             return loss.format == name and (self._is_good(name) or _is_open(loss, most))
 
         if any(loss.format == name and _is_open(loss, most) for loss in self.curves.formats):
-            self._again("formats", lambda loss: loss.format == name, self._tokens)
-            self._again("formats", is_worth_it, self._blocks)
+            self._remeasure(lambda loss: loss.format == name, self._tokens, (self._dense,))
+            self._remeasure(is_worth_it, self._blocks, (self._dense,))
 
     def _enlarge(self) -> None:
         """Measures larger formats than `explore` did, if none of those keeps the quality, up to one that does."""
@@ -166,7 +219,7 @@ class _Rest:
             return
         for name in larger_formats_of(self._inputs.model):
             if name not in known:
-                self._measure_formats([name])
+                self._measure_formats([name], self._dense)
             self._settle(name)
             if self._is_good(name):
                 return
@@ -179,8 +232,10 @@ class _Rest:
         while True:
             found = searched_together(self._config, *self._on(self._hoped), budgets, replays=replays)
             best = [one.best.candidate for one in found if one.best is not None]
-            formats = {coarsest(one.format) for one in best}
-            if self._again("formats", lambda loss, at=formats: loss.format in at and _is_rough(loss), self._tokens):
+            formats = {(of_layers(one.format), self._floor.family(one.method)) for one in best}
+            asked = partial(self._is_rough_in, formats)
+            again = [self._remeasure(asked, self._tokens, (family,)) for family in (self._dense, WHOLE_MLP)]
+            if any(again):
                 continue
             taken = {one.method for one in best} & self._hopes.keys()
             if not taken:
@@ -201,7 +256,8 @@ class _Rest:
         spec, config = self._inputs.model.spec, self._config
         routings = routing_curves(config.routing, spec)
         most = self._floor.max_ppl_ratio
-        self._again("heads", lambda loss: loss.ppl_ratio <= most and _is_rough(loss), self._tokens)
+        self._remeasure_heads(lambda loss: loss.ppl_ratio <= most and _is_rough(loss))
+        self.with_columns()
         self._steps.expect(len(routings) + len(self._every))
         self._add(routings=tuple(map(self._all.routing, routings)))
         together = [(each[0], self._options[method], self._coarse(method)) for method, each in self._every.items()]
@@ -210,27 +266,47 @@ class _Rest:
             curve = self._curve(self._few, each[0], in_cache=False)
             self._hopes[method] = _Hope([hopeful(curve, self._reached(method))], _in_words(curve.points[-1]))
 
-    def _again(
-        self,
-        kind: Literal["formats", "heads"],
-        is_asked: Callable[[FormatLoss], bool],
-        tokens: np.ndarray,
-        families: tuple[FamilyName, ...] = (WHOLE_MLP,),
+    @staticmethod
+    def _is_rough_in(formats: Collection[tuple[LayerFormats, FamilyName]], loss: FormatLoss) -> bool:
+        return (loss.format, loss.family) in formats and _is_rough(loss)
+
+    def _remeasure(
+        self, is_asked: Callable[[FormatLoss], bool], tokens: np.ndarray, families: tuple[FamilyName, ...]
     ) -> bool:
-        """Measures on more tokens what was measured on few, if it is asked for, or in slices of more families; tells
-        whether there was anything to measure."""
-        losses: tuple[FormatLoss, ...] = getattr(self.curves, kind)
-        known = {loss.format: self._sure.get((kind, loss.format, families), 0) for loss in losses}
-        names = [loss.format for loss in losses if is_asked(loss) and known[loss.format] < tokens.size]
-        if not names or (tokens.size <= few_tokens(self._blocks).size and families == (WHOLE_MLP,)):
+        """Measures formats on more tokens that were measured on few, if it is asked for, or in slices of more families;
+        tells whether there was anything to measure."""
+        losses = {(loss.format, loss.family): loss for loss in self.curves.formats}
+        family, *others = families
+        names = [
+            name
+            for (name, own), loss in losses.items()
+            if own == family and is_asked(loss) and self._sure.get(("formats", name, families), 0) < tokens.size
+        ]
+        if not names or (self._are_few(tokens) and not others):
             return False
-        self._sure |= {(kind, name, families): tokens.size for name in names}
-        passes = self._all if tokens.size == self._tokens.size else self._passes(tokens)
-        measure = {"formats": partial(Passes.format, families=families), "heads": Passes.head}[kind]
+        self._sure |= {("formats", name, families): tokens.size for name in names}
         self._steps.expect(len(names))
-        found = {loss.format: loss for loss in losses} | {name: measure(passes, name) for name in names}
-        self.curves = self.curves.model_copy(update={kind: tuple(found.values())})
+        passes = self._on_tokens(tokens)
+        found = losses | {(name, family): passes.format(name, *families) for name in names}
+        self.curves = self.curves.model_copy(update={"formats": tuple(found.values())})
         return True
+
+    def _remeasure_heads(self, is_asked: Callable[[HeadLoss], bool]) -> None:
+        """Measures heads on all tokens that were measured on few, if it is asked for."""
+        losses = {loss.format: loss for loss in self.curves.heads}
+        names = [name for name, loss in losses.items() if is_asked(loss) and ("heads", name, ()) not in self._sure]
+        if not names or self._are_few(self._tokens):
+            return
+        self._sure |= {("heads", name, ()): self._tokens.size for name in names}
+        self._steps.expect(len(names))
+        found = losses | {name: self._all.head(name) for name in names}
+        self.curves = self.curves.model_copy(update={"heads": tuple(found.values())})
+
+    def _are_few(self, tokens: np.ndarray) -> bool:
+        return tokens.size <= few_tokens(self._blocks).size
+
+    def _on_tokens(self, tokens: np.ndarray) -> Passes:
+        return self._all if tokens.size == self._tokens.size else self._passes(tokens)
 
     def _on(self, curves: Curves) -> tuple[Inputs, Floor]:
         return replace(self._inputs, curves=curves), replace(self._floor, curves=curves)
@@ -270,7 +346,7 @@ class _Rest:
     def _reached(self, method: Method) -> tuple[float, ...]:
         return reached(self._every[method][0], self._options[method], self._inputs.model.spec)
 
-    def _is_good(self, name: FormatName) -> bool:
+    def _is_good(self, name: LayerFormats) -> bool:
         return replace(self._floor, curves=self.curves).most_format_ratio(name) <= self._floor.max_ppl_ratio
 
     def _add(self, **found: tuple[Any, ...]) -> None:
@@ -288,8 +364,12 @@ class _Rest:
         for method, hope in self._hopes.items():
             gain = _gain(method, found)
             if gain is None:
-                is_refused = any(_of_method(method, one.judge.judged) for one in found)
-                reasons[method] = f"{hope.words}, {'and does not fit in DRAM' if is_refused else 'which is too much'}"
+                refusals = [one.judge.refusals.get(method) for one in found]
+                is_refused = any(isinstance(refusal, OverBudgetError) for refusal in refusals)
+                least = min(curve.points[-1].ppl_ratio for curve in hope.curves)
+                is_too_much = least > self._floor.max_ppl_ratio
+                why = "which is too much" if is_too_much else "and its format, with columns of down, loses the rest"
+                reasons[method] = f"{hope.words}, {'and does not fit in DRAM' if is_refused else why}"
             else:
                 reasons[method] = f"at best {gain:.2f} times as fast as a dense run: {hope.words}"
         return reasons
@@ -302,10 +382,9 @@ class _Rest:
 
     @cached_property
     def _rounding(self) -> Rounding:
-        assert self._inputs.corpus is not None
-        return rounding_of(
-            self._config, self._inputs.model, self._inputs.corpus, self._inputs.work, self._inputs.threads
-        )
+        given = self._inputs
+        assert given.corpus is not None
+        return rounding_of(self._config, given.model, given.corpus, given.activations, given.work, given.threads)
 
     @cached_property
     def _all(self) -> Passes:
@@ -349,11 +428,11 @@ def hopeful(curve: Curve, densities: Sequence[float]) -> Curve:
     return curve.model_copy(update={"points": points})
 
 
-def _is_rough(loss: FormatLoss) -> bool:
+def _is_rough(loss: Loss) -> bool:
     return error_of(loss) > LEAST_ERROR
 
 
-def _is_open(loss: FormatLoss, max_ratio: float) -> bool:
+def _is_open(loss: Loss, max_ratio: float) -> bool:
     """Returns whether more text may change the answer to whether a format keeps a ratio."""
     error = ERRORS * error_of(loss)
     return loss.ppl_ratio - error <= max_ratio < max(1.0, loss.ppl_ratio) + error

@@ -30,7 +30,7 @@ from coldpress.runtime.quantization._mixed import coarsest, in_words
 from coldpress.runtime.sparsity import Selector
 from coldpress.schemas.base import Options
 from coldpress.schemas.errors import ColdpressError
-from coldpress.schemas.families import Formats, Method, UnitFormat, by_layer, head_of
+from coldpress.schemas.families import Formats, LayerFormats, Method, by_layer, head_of, names_in
 from coldpress.schemas.layout import KvCacheFormat
 from coldpress.schemas.memory import OverBudgetError
 from coldpress.schemas.sparsity import SearchedRouting, Sparsity
@@ -86,10 +86,11 @@ class BudgetJudge:
         return [one for one in found if head_of(one) is not None]
 
     @property
-    def formats(self) -> tuple[UnitFormat, ...]:
+    def formats(self) -> tuple[LayerFormats, ...]:
         """The formats that are compared: those whose loss was measured, or the one that the user named."""
-        known = {loss.format for loss in self._floor.curves.formats}.intersection(formats_for(AUTO))
-        named, measured = self._config.format, tuple(sorted(known))  # of an older version, some may be no longer known
+        named, known = self._config.format, {*formats_for(AUTO)}  # of an older version, some may be no longer known
+        losses = {loss.format for loss in self._floor.curves.formats}
+        measured = tuple(sorted((one for one in losses if names_in(one) <= known), key=str))
         return measured if named == AUTO and measured else compared_formats(named, self._inputs.model.spec)
 
     @property
@@ -165,6 +166,8 @@ class BudgetJudge:
         floor, asked = self._floor, self._config.density
         if (reason := floor.why_unexplored(method)) is not None:
             raise ColdpressError(reason)
+        if not floor.is_known(format_name, method):
+            raise ColdpressError(f"{in_words(format_name)} was not measured with columns of down, which its units have")
         if not floor.curves.of(method):
             return (None,)  # every unit, or what zeros and predictors say
         held = self._resident_share(method, format_name)
@@ -182,7 +185,7 @@ class BudgetJudge:
         if least is None:
             raise ColdpressError(
                 f"no density below 1 keeps perplexity within {floor.max_ppl_ratio:g} times the source's; "
-                f"{in_words(format_name)} alone has {floor.format_ratio(format_name):.3f} times"
+                f"{in_words(format_name)} alone has {floor.format_ratio(format_name, method):.3f} times"
             )
         return (least, *(density for density in DENSITIES if density > least))
 

@@ -14,22 +14,24 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from coldpress.compiler.candidates import DENSE
 from coldpress.compiler.cost_model import tensor_bytes
 from coldpress.runtime.plan.kv_cache import DEFAULT_KV_CACHE
 from coldpress.runtime.plugins import load
 from coldpress.runtime.sparsity import Selector
 from coldpress.schemas.curves import Curve, Curves, Loss, RoutingCurve
 from coldpress.schemas.families import (
-    FormatName,
+    BLOCKS,
+    WHOLE_MLP,
+    FamilyName,
     Formats,
     HeadFormat,
+    LayerFormats,
     Method,
-    OwnFormats,
     head_of,
-    kept_of,
+    names_in,
     of_layers,
-    slice_formats,
-    with_own,
+    with_head,
 )
 from coldpress.schemas.layout import KvCacheFormat, RoutingName
 from coldpress.schemas.model import ModelSpec
@@ -51,22 +53,34 @@ class Floor:
     curves: Curves
     max_ppl_ratio: float
 
-    def format_ratio(self, formats: Formats) -> float:
-        """Returns the perplexity ratio of formats, all units used; at least 1, since a lucky rounding is no credit. The
-        losses of layers and head multiply, which `verify` checks."""
-        return math.prod(max(1.0, loss.ppl_ratio) for loss in self._losses(formats))
+    def format_ratio(self, formats: Formats, method: Method = DENSE) -> float:
+        """Returns the perplexity ratio of formats as a method has them, all units used; at least 1, since a lucky
+        rounding is no credit. The losses of layers and head multiply, which `verify` checks."""
+        return math.prod(max(1.0, loss.ppl_ratio) for loss in self._losses(formats, method))
 
-    def most_format_ratio(self, formats: Formats) -> float:
+    def most_format_ratio(self, formats: Formats, method: Method = DENSE) -> float:
         """Returns the perplexity ratio of formats with one standard error added."""
-        return self.format_ratio(formats) + math.hypot(*map(error_of, self._losses(formats)))
+        return self.format_ratio(formats, method) + math.hypot(*map(error_of, self._losses(formats, method)))
 
-    def _losses(self, formats: Formats) -> list[Loss]:
+    def family(self, method: Method) -> FamilyName:
+        """Returns the family in whose slices the losses of a method's formats were measured."""
+        is_whole = load("coldpress.runtime.sparsity", Selector, method).is_whole
+        return BLOCKS if is_whole and any(loss.family == BLOCKS for loss in self.curves.formats) else WHOLE_MLP
+
+    def is_known(self, formats: Formats, method: Method) -> bool:
+        """Tells whether the loss of layers' formats was measured as a method has them, or of no format at all."""
+        family = self.family(method)
+        names = {loss.format for loss in self.curves.formats if loss.family == family}
+        return not self.curves.formats or of_layers(formats) in names or names_in(of_layers(formats)) <= names
+
+    def _losses(self, formats: Formats, method: Method) -> list[Loss]:
         """Returns the losses of layers, of several formats the largest, and of the head, where they are known."""
-        if isinstance(formats, OwnFormats):
-            return self._losses(formats.layers) + self._head_loss(formats)
-        names = {name for one in ((formats,) if isinstance(formats, str) else formats) for name in slice_formats(one)}
-        known = [loss for name in names if (loss := self.curves.format_loss(name)) is not None]
-        return [max(known, key=lambda loss: loss.ppl_ratio)] if known else []
+        family, layers = self.family(method), of_layers(formats)
+        known = [loss for loss in [self.curves.format_loss(layers, family)] if loss is not None]
+        if not known:
+            each = (self.curves.format_loss(name, family) for name in names_in(layers))
+            known = sorted((loss for loss in each if loss is not None), key=lambda loss: loss.ppl_ratio)
+        return [*known[-1:], *self._head_loss(formats)]
 
     def _head_loss(self, formats: Formats) -> list[Loss]:
         head = head_of(formats)
@@ -77,7 +91,7 @@ class Floor:
         that goes with them, and keeps the floor; none where the floor is open."""
         most_bytes = tensor_bytes(spec.head_role, (spec.hidden_size,), layers)
         heads = [HeadFormat(role=spec.head_role, format=loss.format) for loss in self.curves.heads]
-        found = [with_own(of_layers(layers), head, kept_of(layers)) for head in heads]
+        found = [with_head(layers, head) for head in heads]
         return [
             one
             for one in found
@@ -91,15 +105,15 @@ class Floor:
             return 1.0
         return next((max(1.0, loss.ppl_ratio) for loss in self.curves.kv_caches if loss.kv_cache == name), None)
 
-    def formats(self, names: Sequence[FormatName]) -> tuple[FormatName, ...]:
-        """Returns the formats that keep the floor with all units used; the best, if none does."""
+    def formats(self, names: Sequence[LayerFormats]) -> tuple[LayerFormats, ...]:
+        """Returns the formats of a dense run that keep the floor with all units used; the best, if none does."""
         most = max(self.max_ppl_ratio, min(map(self.most_format_ratio, names)))
         return tuple(name for name in names if self.most_format_ratio(name) <= most)
 
     def least_density(self, method: Method, name: Formats, resident_share: float = 0.0) -> float | None:
         """Returns the lowest density that keeps the floor, or None; `resident_share`: the units in DRAM, as a share."""
         found = [
-            least_density(curve, self.max_ppl_ratio / self.most_format_ratio(name))
+            least_density(curve, self.max_ppl_ratio / self.most_format_ratio(name, method))
             for curve in self._around(method, resident_share)
         ]
         densities = [density for density in found if density is not None]
@@ -108,9 +122,13 @@ class Floor:
     def ratio(self, method: Method, name: Formats, density: float, resident_share: float = 0.0) -> float | None:
         """Multiplies the losses of selector and format; None if nobody knows one of them."""
         if curves := self._around(method, resident_share):
-            return self.format_ratio(name) * max(ratio_at(curve, density) for curve in curves)
+            return self.format_ratio(name, method) * max(ratio_at(curve, density) for curve in curves)
         selector = load("coldpress.runtime.sparsity", Selector, method)
-        return self.format_ratio(name) if selector.EXACT or selector.NEEDS_PREDICTORS or selector.is_whole else None
+        return (
+            self.format_ratio(name, method)
+            if selector.EXACT or selector.NEEDS_PREDICTORS or selector.is_whole
+            else None
+        )
 
     def routings(
         self, name: RoutingName, formats: Formats, resident_share: float, most_kld: float

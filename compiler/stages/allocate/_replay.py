@@ -39,6 +39,7 @@ from coldpress.runtime.sparsity import Residency, Selector, used_experts
 from coldpress.schemas.activations import LayerStatistics
 from coldpress.schemas.device import DeviceProfile
 from coldpress.schemas.families import (
+    BLOCKS,
     WHOLE_MLP,
     FamilyName,
     FormatName,
@@ -121,11 +122,14 @@ class Replays:
     def _dense(self, sparsity: Sparsity) -> DenseRun | None:
         """Returns the fastest run of a dense MLP in the room that the division leaves; None for other divisions, and
         for a mixture with a trace: a cache may hold some of the experts that its tokens use."""
-        if sparsity.method != "dense" or sparsity.families != (WHOLE_MLP,) or self._traces_experts(sparsity):
+        (family, *others) = sparsity.families
+        is_mlp = not others and family in (WHOLE_MLP, BLOCKS)
+        if sparsity.method != "dense" or not is_mlp or self._traces_experts(sparsity):
             return None
         budget, device = sparsity.budget, self._inputs.device
         shape = (sparsity.formats, sparsity.context_length, budget.dram_budget_bytes, device, sparsity.kv_cache)
-        return dense_run(self._inputs.model, *shape, room_bytes=budget.buffer_bytes + budget.cache_bytes)
+        room_bytes = budget.buffer_bytes + budget.cache_bytes
+        return dense_run(self._inputs.model, *shape, room_bytes=room_bytes, family=family)
 
     def _traces_experts(self, sparsity: Sparsity) -> bool:
         inputs = self._inputs

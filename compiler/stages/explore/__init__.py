@@ -15,11 +15,11 @@ DRAM; `flash` also prices reads, which no model determines: its curves are for a
 (compiler/quality/variants.py).
 
 The pass of the whole model records a trace: the signals of a few layers, with which `allocate` replays each candidate's
-requests. Codes are those that the build's algorithm chooses, where it needs Gram matrices by those of the whole model,
-since nothing is left out yet. A format's loss is that of all matrices of the layers, or of the head alone; a KV
-cache's, that of keys and values rounded head by head. In a mixture, routers that prefer experts in DRAM are measured
-with an LFU cache in the loop, too, at several strengths (compiler/quality/routings.py). Each pass leaves a file, so
-that a run that was interrupted goes on with the next pass.
+requests. Codes are those that the build's algorithm chooses by the importance of inputs; where it needs Gram matrices,
+by those of the whole model, since nothing is left out yet. A format's loss is that of all matrices of the layers, or of
+the head alone; a KV cache's, that of keys and values rounded head by head. In a mixture, routers that prefer experts in
+DRAM are measured with an LFU cache in the loop, too, at several strengths (compiler/quality/routings.py). Each pass
+leaves a file, so that a run that was interrupted goes on with the next pass.
 """
 
 from collections.abc import Iterable
@@ -36,7 +36,13 @@ from coldpress.compiler.quality.needs import needs_of_passes
 from coldpress.compiler.quality.passes import Passes, PassesConfig, remove_grams, rounding_of
 from coldpress.compiler.quality.routings import routing_curves
 from coldpress.compiler.quality.trace import few_tokens, whole_run
-from coldpress.compiler.quality.variants import asked, head_formats_of, larger_formats_of, layer_formats_of
+from coldpress.compiler.quality.variants import (
+    asked,
+    head_formats_of,
+    larger_formats_of,
+    layer_formats_of,
+    smaller_formats_of,
+)
 from coldpress.compiler.rounding._matrix import NEAREST, Rounding
 from coldpress.compiler.shared_settings import WHOLE, MethodSetting, RoutingSetting
 from coldpress.compiler.steps import Steps
@@ -44,7 +50,7 @@ from coldpress.runtime.plan.kv_cache import formats_of
 from coldpress.schemas.activations import Activations
 from coldpress.schemas.corpus import Corpus
 from coldpress.schemas.curves import Curves, FormatLoss, Unexplored
-from coldpress.schemas.families import Method
+from coldpress.schemas.families import WHOLE_MLP, Method, dense_family
 from coldpress.schemas.model import Model, ModelSpec
 from coldpress.schemas.preflight import StageNeeds
 
@@ -68,7 +74,7 @@ def run(
         ColdpressError: if there is no such device, or a candidate refuses its options.
     """
     methods = candidates(model.spec, config.options) if config.explore == WHOLE else None
-    rounding = rounding_of(config, model, corpus, work, threads)
+    rounding = rounding_of(config, model, corpus, activations, work, threads)
     found = explored(methods, config, model, corpus, activations, work, threads, rounding=rounding)
     if rounding.gram is not None:
         remove_grams(model, work)
@@ -97,20 +103,26 @@ def explored(
         options = {name: own_options(name, config.options) for name in methods}
         routings = routing_curves(config.routing, spec)
     reasons, curves = asked(options, spec)
-    of_layers, of_head = layer_formats_of(model), head_formats_of(model)
+    of_layers, of_head, dense = layer_formats_of(model), head_formats_of(model), dense_family(spec)
+    smaller = smaller_formats_of(model)
     if methods is not None:
-        of_layers = (*larger_formats_of(model)[::-1], *of_layers)
-    measured = (of_layers, of_head, curves, kv_caches, routings)
+        of_layers = (*larger_formats_of(model)[::-1], *of_layers, *smaller)
+    elif smaller:
+        of_head = ()  # a quantized file's own may do
+    # a selector's units have columns of down
+    in_families = [dense, *([WHOLE_MLP] if methods is not None and dense != WHOLE_MLP else [])]
+    measured = (of_layers * len(in_families), of_head, curves, kv_caches, routings)
     steps = Steps("explore", 1 + sum(map(len, measured)), "passes")
     trace, whole = whole_run(stream, tokens, trace_layers, work)
     steps.add()
     passes = Passes("explore", stream, tokens, whole, work, steps, rounding)
     of_formats = passes if methods is None or len(tokens) == len(blocks) else _on_every_block(passes, blocks)
     formats: list[FormatLoss] = []
-    for name in of_layers:
-        if formats and formats[-1].ppl_ratio > USELESS_RATIO:
-            break  # smaller formats lose more
-        formats.append(of_formats.format(name))
+    for family in in_families:
+        for name in of_layers:
+            formats.append(of_formats.format(name, family))
+            if formats[-1].ppl_ratio > USELESS_RATIO:
+                break  # smaller formats lose more
     return Curves(
         weights_sha256=model.weights_sha256,
         num_tokens=tokens.size,

@@ -15,7 +15,7 @@ from coldpress.runtime import plugins
 from coldpress.runtime.artifact import contents, tensor_files
 from coldpress.runtime.artifact.reader import Artifact
 from coldpress.runtime.quantization import Format
-from coldpress.schemas.families import FormatName, slice_formats, slice_length
+from coldpress.schemas.families import FormatName, Slice, slice_formats, slice_shape
 from coldpress.schemas.layout import Section
 from coldpress.schemas.manifest import FLASH_FILE, MANIFEST_FILE, RESIDENT_FILE
 from coldpress.schemas.model import matrices, role_shape
@@ -39,6 +39,7 @@ class StoredTensor:
 class _Place:
     section: Section
     layer: int
+    piece: Slice
     units: range
     """The units that hold the slices: all of the family's, or those of one expert."""
     start_bytes: int
@@ -77,14 +78,15 @@ class StoredModel:
         for layer in section.layers:
             start = 0
             for piece, form in zip(family.slices, formats, strict=True):
-                stop = start + contents.nbytes(form, slice_length(piece, self.spec))
+                count, length = slice_shape(piece, self.spec)
+                stop = start + count * contents.nbytes(form, length)
                 names = matrices(piece.role, self.spec)
                 each = section.num_units // len(names)
                 for expert, name in enumerate(names):
                     role, units = f"layers.{layer}.{name}.weight", range(expert * each, (expert + 1) * each)
                     shape = role_shape(self.spec, role)
                     self.tensors[role] = StoredTensor(role, shape, form, piece.axis == "column")
-                    self._places[role] = _Place(section, layer, units, start, stop)
+                    self._places[role] = _Place(section, layer, piece, units, start, stop)
                 start = stop
 
     @cached_property
@@ -121,7 +123,7 @@ class StoredModel:
         for start in range(0, lying.size, AT_A_TIME):
             part = lying[start : start + AT_A_TIME]
             found[order[part] - wanted.start] = units[part, place.start_bytes : place.stop_bytes]
-        return found
+        return contents.out_of_units(found, place.piece, self.tensors[role].shape[0])
 
     def values(self, role: str) -> np.ndarray:
         """Returns the values of a tensor, float32 in the checkpoint's shape."""

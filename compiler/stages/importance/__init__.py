@@ -1,9 +1,9 @@
 """importance: reads a llama.cpp importance matrix by role, so that `quantize` rounds important inputs more exactly.
 
 Reads a file from `llama-imatrix` in either format (compiler/stages/importance/files.py), and writes an array file per
-layer: the mean square of every input of every matrix. Names are llama.cpp's for every architecture; a tensor that the
-checkpoint stores fused is fused there, too. A build has this stage only if it names a file. The stage runs early, so
-that a file of another model is refused before the long stages.
+layer: the mean square of every input of every matrix. They take the place of those that `calibrate` measures. Names are
+llama.cpp's for every architecture; a tensor that the checkpoint stores fused is fused there, too. A build has this
+stage only if it names a file. The stage runs early, so that a file of another model is refused before the long stages.
 """
 
 from collections.abc import Mapping
@@ -46,8 +46,8 @@ class ImportanceConfig(Record):
     imatrix: Annotated[str | None, Key(default="none")] = Field(
         default=None,
         min_length=1,
-        description="a file of llama-imatrix, .gguf or .dat: how much each input counts when scales are chosen; for "
-        "llama.cpp's way of rounding",
+        description="a file of llama-imatrix, .gguf or .dat: how much each input counts when scales are chosen, in "
+        "place of what calibration text says",
     )
 
 

@@ -195,10 +195,11 @@ class OrderInputs:
         Raises:
             ColdpressError: if a partly used layer has no bits.
         """
+        units = num_units(family, self.model.spec)
         found = [self._statistics(layer, family) for layer in group]
-        has_bits = any(statistics.density is not None for statistics in found)
+        has_bits = any(statistics and statistics.density is not None for statistics in found)
         num_tokens = self.activations.num_tokens if has_bits else 1
-        bits = [_bits(statistics, num_tokens) for statistics in found]
+        bits = [_bits(statistics, units, num_tokens) for statistics in found]
         return Activity(
             bits=bits[0] if len(bits) == 1 else np.concatenate(bits, axis=1),
             num_tokens=num_tokens,
@@ -206,11 +207,10 @@ class OrderInputs:
             gpu=self.config.counting == "gpu",
         )
 
-    def _statistics(self, layer: int, family: FamilyName) -> FamilyStatistics:
-        found = self.activations.layers[layer].family(family)
-        return (
-            found if found and self.sparsity.density(family, layer) >= 1 else counted(self.activations, layer, family)
-        )
+    def _statistics(self, layer: int, family: FamilyName) -> FamilyStatistics | None:
+        if self.sparsity.density(family, layer) < 1:
+            return counted(self.activations, layer, family)
+        return self.activations.layers[layer].family(family)
 
     def is_whole(self, group: range, family: FamilyName) -> bool:
         return all(self.sparsity.density(family, layer) >= 1 for layer in group)
@@ -222,12 +222,12 @@ class OrderInputs:
         return num_units(family, self.model.spec) // experts if whole else 1
 
 
-def _bits(statistics: FamilyStatistics, num_tokens: int) -> np.ndarray:
+def _bits(statistics: FamilyStatistics | None, num_units: int, num_tokens: int) -> np.ndarray:
     """Returns packed activations; all ones for a layer that is always used whole and has no bits."""
-    if statistics.density is not None:
+    if statistics is not None and statistics.density is not None:
         return load_arrays(statistics.arrays, "bits")["bits"]
     whole = np.packbits(np.ones(num_tokens, bool), bitorder="little")
-    return np.repeat(whole[None], statistics.num_units, axis=0)
+    return np.repeat(whole[None], num_units, axis=0)
 
 
 def _order_family(

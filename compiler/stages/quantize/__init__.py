@@ -1,8 +1,9 @@
 """quantize: encodes weights. Per layer the units of every family in natural order, and the tensors that stay in DRAM.
 
 Reads the model's tensors by role, one matrix at a time, the method and format that `allocate` chose, Gram matrices if
-the algorithm asks for them, and the importance of inputs if the build has it. Writes one array file per layer and one
-for the tensors that all layers share. The algorithm (compiler/rounding) chooses codes; the format
+the algorithm asks for them, and the importance of inputs: the user's importance matrix, or else what `calibrate`
+measured; a distilled model is rounded by the inputs of the model that was calibrated. Writes one array file per layer
+and one for the tensors that all layers share. The algorithm (compiler/rounding) chooses codes; the format
 (runtime/quantization) defines their meaning. Row-column bundling is LLM-in-a-flash 3.2: a unit's slices lie one after
 another.
 """
@@ -23,6 +24,7 @@ from coldpress.compiler.shared_settings import AlgorithmSetting
 from coldpress.compiler.stages.quantize._units import encode_resident, encode_units
 from coldpress.runtime.plugins import load
 from coldpress.runtime.quantization._mixed import format_at
+from coldpress.schemas.activations import Activations
 from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.families import layers_of
 from coldpress.schemas.gram import GramMatrices, measured_roles
@@ -52,6 +54,7 @@ def run(
     work: Workspace,
     gram: GramMatrices | None = None,
     importance: Importance | None = None,
+    activations: Activations | None = None,
 ) -> Quantized:
     """Encodes `layers`; the chunk that holds layer 0 also encodes the tensors that all layers share.
 
@@ -68,7 +71,7 @@ def run(
         )
     whole = tuple(whole_tensors(model, sparsity.families, sparsity.formats))
     shared = tuple(tensor for tensor in whole if not tensor.role.startswith("layers.")) if 0 in layers else ()
-    known_of = functools.partial(_known, model, gram if algorithm.NEEDS_GRAM else None, importance)
+    known_of = functools.partial(_known, model, gram if algorithm.NEEDS_GRAM else None, importance, activations)
 
     def make_shared() -> dict[str, np.ndarray]:
         head = load_arrays(importance.shared) if importance and importance.shared else {}
@@ -131,7 +134,14 @@ def _encode_resident(
     return {tensor.role.removeprefix(prefix): encode_resident(algorithm, model, tensor, known) for tensor in tensors}
 
 
-def _known(model: Model, gram: GramMatrices | None, importance: Importance | None, layer: int) -> Known:
+def _known(
+    model: Model,
+    gram: GramMatrices | None,
+    importance: Importance | None,
+    activations: Activations | None,
+    layer: int,
+) -> Known:
     names = {matrix_of(role) for role in model.tensors if role.startswith(f"layers.{layer}.")}
     names &= measured_roles(model.spec)
-    return Known(grams_of(gram, layer, names), load_arrays(importance.layers[layer].arrays) if importance else {})
+    given = load_arrays(importance.layers[layer].arrays) if importance else {}
+    return Known(grams_of(gram, layer, names), given, activations)

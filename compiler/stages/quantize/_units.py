@@ -10,8 +10,8 @@ import numpy as np
 
 from coldpress.compiler.checkpoint.tensors import read_role, rotary_inv_freq
 from coldpress.compiler.rounding._matrix import Known, choose_codes
-from coldpress.compiler.rounding._weights import Algorithm, Weights
-from coldpress.runtime.artifact.contents import nbytes, unit_nbytes
+from coldpress.compiler.rounding._weights import Algorithm, Axis, Weights
+from coldpress.runtime.artifact.contents import in_units, nbytes, unit_nbytes
 from coldpress.runtime.plugins import load
 from coldpress.runtime.quantization import Format
 from coldpress.schemas.families import (
@@ -20,7 +20,7 @@ from coldpress.schemas.families import (
     UnitFormat,
     num_units,
     slice_formats,
-    slice_length,
+    slice_shape,
     slices,
 )
 from coldpress.schemas.model import FREQUENCIES, Model, matrices
@@ -40,16 +40,19 @@ def encode_units(
         CheckpointError: if a value is beyond the format's range.
     """
     pieces = slices(family, model.spec)
-    lengths = [slice_length(piece, model.spec) for piece in pieces]
-    units = np.empty((num_units(family, model.spec), unit_nbytes(name, lengths)), np.uint8)
+    shapes = [slice_shape(piece, model.spec) for piece in pieces]
+    units = np.empty((num_units(family, model.spec), unit_nbytes(name, shapes)), np.uint8)
     stop = 0
-    for piece, length, own in zip(pieces, lengths, slice_formats(name, len(pieces)), strict=True):
-        start, stop = stop, stop + nbytes(own, length)
+    for piece, (count, length), own in zip(pieces, shapes, slice_formats(name, len(pieces)), strict=True):
+        start, stop = stop, stop + count * nbytes(own, length)
         names = matrices(piece.role, model.spec)
         each = len(units) // len(names)
         for expert, matrix in enumerate(names):
             rows, role = slice(expert * each, (expert + 1) * each), f"layers.{layer}.{matrix}.weight"
-            units[rows, start:stop] = _encode(algorithm, known.weights(model, role, piece.axis), role, own)
+            axis: Axis = "column" if piece.axis == "column" else "row"
+            weights = known.weights(model, role, axis)
+            units[rows, start:stop] = in_units(_encode(algorithm, weights, role, own), piece, each)
+            del weights  # of columns it holds the matrix
     return units
 
 

@@ -18,7 +18,7 @@ from coldpress.runtime.quantization._mixed import coarsest, format_fields
 from coldpress.schemas.activations import Activations, FamilyStatistics
 from coldpress.schemas.curves import Curves
 from coldpress.schemas.device import DeviceProfile
-from coldpress.schemas.families import FamilyName, FormatName
+from coldpress.schemas.families import FamilyName, FormatName, dense_family
 from coldpress.schemas.layout import KvCacheFormat, Layout, Plan, placed_parts
 from coldpress.schemas.metrics import Metrics, Verification, WholeInDram
 from coldpress.schemas.model import Model
@@ -130,7 +130,7 @@ def _in_dram(
     for format_name in WHOLE_FORMATS if own in WHOLE_FORMATS else (*WHOLE_FORMATS[:-1], own):
         kept = "fp16" if format_name == ORIGINAL else plan.kv_cache
         whole = all_in_dram(model, format_name, plan.context_length, kept, device)
-        loss = curves.format_loss(format_name) if curves is not None and as_explored else None
+        loss = curves.format_loss(format_name, dense_family(model.spec)) if curves is not None and as_explored else None
         if format_name == ORIGINAL:
             yield whole.model_copy(update={"ppl_ratio": 1.0})
         elif sparsity.formats == format_name:

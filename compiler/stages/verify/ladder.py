@@ -14,13 +14,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from coldpress.compiler.cost_model import flash_bytes
-from coldpress.compiler.dense_run import dense_for
+from coldpress.compiler.dense_run import dense_for, formats_of
 from coldpress.runtime.artifact.reader import Artifact
 from coldpress.runtime.cli import ladder
 from coldpress.runtime.simulate import simulate
 from coldpress.runtime.trace import PRELOAD, Event
 from coldpress.schemas.compute import Overlap
-from coldpress.schemas.families import WHOLE_MLP
+from coldpress.schemas.families import dense_family
 from coldpress.schemas.layout import Plan
 from coldpress.schemas.metrics import DenseRun, LadderStep
 from coldpress.schemas.model import Model
@@ -67,7 +67,7 @@ def climb(artifact: Artifact, plan: Plan, trace: Sequence[Event], model: Model) 
         return ()
     name, first, changes = _steps(artifact, plan, model)
     layouts = {True: artifact, False: structural(artifact)}
-    units_bytes = flash_bytes((WHOLE_MLP,), model.spec, artifact.manifest.families[0].format)
+    units_bytes = flash_bytes((dense_family(model.spec),), model.spec, formats_of(artifact.manifest))
     known: list[tuple[Placed, Simulated]] = []
 
     def measure(setting: ladder.Setting) -> Simulated:

@@ -1,5 +1,6 @@
 // Bindings of the products: check every shape and bound, release the interpreter lock, and call code that trusts its
 // arguments.
+#include <algorithm>
 #include <tuple>
 
 #include "attention.h"
@@ -26,9 +27,10 @@ using OutBytes3 = nb::ndarray<uint8_t, nb::ndim<3>, nb::c_contig, nb::device::cp
 using Words = nb::ndarray<const uint64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Mask2 = nb::ndarray<bool, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 
-// The rows [offset, offset + bytes of `length` values) of a two-dimensional array of bytes.
+// Rows of `length` values of a two-dimensional array of bytes: one of each stored row, or the first of `adjacent` ones,
+// which begin at `offset`.
 Rows rows_of(const Bytes2& store, const int32_t* slots, size_t count, int64_t offset, int64_t length,
-             const std::string& format) {
+             const std::string& format, int64_t adjacent = 1) {
     const Format known = format_of(format.c_str());
     const int64_t width = static_cast<int64_t>(store.shape(1));
     expect(width <= 1 || store.stride(1) == 1, "the bytes of a row are not contiguous");
@@ -37,9 +39,11 @@ Rows rows_of(const Bytes2& store, const int32_t* slots, size_t count, int64_t of
     expect(block_values(known) == kBlock || length % block_values(known) == 0,
            "a row of " + text(length) + " values has no whole number of blocks of " + text(block_values(known)) + " in " +
                format);
-    expect(offset >= 0 && offset <= width && row_bytes(known, length) <= width - offset,
-           "a row of " + text(length) + " values in " + format + " at byte " + text(offset) + " takes " +
-               text(row_bytes(known, length)) + " bytes, but the stored rows have " + text(width));
+    const int64_t bytes = row_bytes(known, length);
+    expect(offset >= 0 && offset <= width && bytes <= (width - offset) / std::max<int64_t>(1, adjacent),
+           (adjacent == 1 ? "a row" : text(adjacent) + " rows") + " of " + text(length) + " values in " + format +
+               " at byte " + text(offset) + (adjacent == 1 ? " takes " : " take, each, ") + text(bytes) +
+               " bytes, but the stored rows have " + text(width));
     return {store.data() + offset,
             store.shape(0) <= 1 ? width : store.stride(0),
             slots,
@@ -62,7 +66,7 @@ void dot_rows(const Bytes2& store, const Ids& slots, int64_t offset, int64_t len
     expect_length("out", out.shape(0), rows.count);
     const int threads = threads_of(num_threads);
     const nb::gil_scoped_release release;
-    dot(rows, x.data(), activation_bits, out.data(), threads);
+    dot(rows, x.data(), 1, activation_bits, out.data(), threads);
 }
 
 void axpy_rows(const Bytes2& store, const Ids& slots, int64_t offset, int64_t length, const std::string& format,
@@ -85,41 +89,80 @@ const float* data_of(const char* name, const std::optional<Floats1>& found, int6
     return found->data();
 }
 
+// What is computed with the units of an MLP, whose slices have been checked.
+class MlpOfUnits {
+   public:
+    // `block` neurons in a unit, or 0: a neuron whose slice of down is a column.
+    MlpOfUnits(const Bytes2& store, const Ids& slots, const Slice& gate, const Slice& up,
+               const std::tuple<int64_t, std::string>& down, int64_t block, int64_t length, const std::string& activation,
+               float threshold, const std::optional<Floats1>& gate_bias, const std::optional<Floats1>& up_bias,
+               int activation_bits) {
+        expect_bits(activation_bits);
+        const auto rows_at = [&](const auto& slice, int64_t values, int64_t adjacent) {
+            const auto& [offset, format] = slice;
+            return rows_of(store, slots.data(), slots.shape(0), offset, values, format, adjacent);
+        };
+        const Rows of_down = rows_at(down, block ? block : length, block ? length : 1);
+        expect_slots(slots, store.shape(0));
+        const Activation of_gate = activation_of(activation.c_str()), of_up = up_activation_of(activation.c_str());
+        const int64_t neurons = std::max<int64_t>(1, block);
+        int num_projections = 0;
+        const auto add = [&](const Slice& slice, const char* bias_name, const std::optional<Floats1>& bias,
+                             Activation function) {
+            if (!slice) return;
+            const float* const own = data_of(bias_name, bias, of_down.count * neurons);
+            const Format format = rows_at(*slice, length, neurons).format;
+            projections_[num_projections++] = {std::get<0>(*slice), own, function, format};
+        };
+        add(gate, "gate_bias", gate_bias, of_gate);
+        add(up, "up_bias", up_bias, of_up);
+        const Rows units{store.data(), of_down.stride, of_down.slots, of_down.count, length, of_down.format};
+        mlp_ = {units, projections_, num_projections, nullptr, std::get<0>(down), of_down.length, threshold, activation_bits};
+    }
+    MlpOfUnits(const MlpOfUnits&) = delete;
+
+    // out[t] = compute's result for x[t]
+    void run(decltype(mlp)& compute, const Floats2& x, const std::optional<Floats2>& factors, const Out2& out,
+             int num_threads) {
+        const int64_t tokens = static_cast<int64_t>(x.shape(0)), length = mlp_.units.length;
+        expect(tokens >= 1 && tokens <= 1024, text(tokens) + " vectors are to be multiplied with, expected 1 to 1024");
+        expect_length("a row of x", x.shape(1), length);
+        expect_length("out", out.shape(0), tokens);
+        expect_length("a row of out", out.shape(1), length);
+        if (factors) {
+            expect_length("factors", factors->shape(0), tokens);
+            expect_length("a row of factors", factors->shape(1), mlp_.units.count);
+            mlp_.factors = factors->data();
+        }
+        const int threads = threads_of(num_threads);
+        const nb::gil_scoped_release release;
+        compute(mlp_, x.data(), static_cast<int>(tokens), out.data(), threads);
+    }
+
+   private:
+    Projection projections_[2];
+    Mlp mlp_;
+};
+
 void mlp_rows(const Bytes2& store, const Ids& slots, const Slice& gate, const Slice& up, int64_t down_offset,
               int64_t length, const std::string& format, const std::string& activation, float threshold, const Floats2& x,
               const std::optional<Floats1>& gate_bias, const std::optional<Floats1>& up_bias,
               const std::optional<Floats2>& factors, const Out2& out, int num_threads, int activation_bits) {
-    expect_bits(activation_bits);
-    const auto rows_at = [&](int64_t offset, const std::string& name) {
-        return rows_of(store, slots.data(), slots.shape(0), offset, length, name);
-    };
-    const Rows down = rows_at(down_offset, format);
-    const Rows units{store.data(), down.stride, down.slots, down.count, length, down.format};
-    expect_slots(slots, store.shape(0));
-    const Activation of_gate = activation_of(activation.c_str()), of_up = up_activation_of(activation.c_str());
-    Projection projections[2];
-    int num_projections = 0;
-    const auto add = [&](const Slice& slice, const float* bias, Activation function) {
-        if (!slice) return;
-        const auto& [offset, name] = *slice;
-        projections[num_projections++] = {offset, bias, function, rows_at(offset, name).format};
-    };
-    add(gate, gate ? data_of("gate_bias", gate_bias, down.count) : nullptr, of_gate);
-    add(up, up ? data_of("up_bias", up_bias, down.count) : nullptr, of_up);
-    const int64_t tokens = static_cast<int64_t>(x.shape(0));
-    expect(tokens >= 1 && tokens <= 1024, text(tokens) + " vectors are to be multiplied with, expected 1 to 1024");
-    expect_length("a row of x", x.shape(1), length);
-    expect_length("out", out.shape(0), tokens);
-    expect_length("a row of out", out.shape(1), length);
-    if (factors) {
-        expect_length("factors", factors->shape(0), tokens);
-        expect_length("a row of factors", factors->shape(1), down.count);
-    }
-    const Mlp wanted{units,       projections, num_projections, factors ? factors->data() : nullptr,
-                     down_offset, length,      threshold, activation_bits};
-    const int threads = threads_of(num_threads);
-    const nb::gil_scoped_release release;
-    mlp(wanted, x.data(), static_cast<int>(tokens), out.data(), threads);
+    MlpOfUnits wanted(store, slots, gate, up, {down_offset, format}, 0, length, activation, threshold, gate_bias, up_bias,
+                      activation_bits);
+    wanted.run(mlp, x, factors, out, num_threads);
+}
+
+void mlp_of_blocks(const Bytes2& store, const Ids& slots, const Slice& gate, const Slice& up,
+                   const std::tuple<int64_t, std::string>& down, int64_t block, int64_t length,
+                   const std::string& activation, float threshold, const Floats2& x,
+                   const std::optional<Floats1>& gate_bias, const std::optional<Floats1>& up_bias,
+                   const std::optional<Floats2>& factors, const Out2& out, int num_threads, int activation_bits) {
+    expect(block > 0 && block % kBlock == 0 && block <= 1 << 20,
+           "a block of " + text(block) + " neurons, expected a multiple of " + text(kBlock) + " up to 1048576");
+    MlpOfUnits wanted(store, slots, gate, up, down, block, length, activation, threshold, gate_bias, up_bias,
+                      activation_bits);
+    wanted.run(mlp_blocks, x, factors, out, num_threads);
 }
 
 void gemv(const Bytes2& matrix, int64_t length, const std::string& format, const Floats1& x, const Out1& out,
@@ -130,7 +173,7 @@ void gemv(const Bytes2& matrix, int64_t length, const std::string& format, const
     expect_length("out", out.shape(0), rows.count);
     const int threads = threads_of(num_threads);
     const nb::gil_scoped_release release;
-    dot(rows, x.data(), activation_bits, out.data(), threads);
+    dot(rows, x.data(), 1, activation_bits, out.data(), threads);
 }
 
 void gemv_each(const Bytes2& matrix, int64_t length, const std::string& format, const Floats2& x, const Out2& out,
@@ -144,7 +187,7 @@ void gemv_each(const Bytes2& matrix, int64_t length, const std::string& format, 
     expect_length("a row of out", out.shape(1), rows.count);
     const int threads = threads_of(num_threads);
     const nb::gil_scoped_release release;
-    dot_each(rows, x.data(), static_cast<int>(tokens), activation_bits, out.data(), threads);
+    dot(rows, x.data(), static_cast<int>(tokens), activation_bits, out.data(), threads);
 }
 
 void matmul_rows(const Bytes2& matrix, int64_t length, const std::string& format, const Floats2& x, const Out2& out,
@@ -272,6 +315,13 @@ void bind_products(nb::module_& m) {
           "activation_bits"_a = 0,
           "out[t, length] = sum over i of factors[t, i] * act(gate row i . x[t]) * act_up(up row i . x[t]) * down row i; "
           "gate and up = (offset, format)");
+    m.def("mlp_blocks", &mlp_of_blocks, nb::arg("store").noconvert(), nb::arg("slots").noconvert(),
+          nb::arg("gate").none(), nb::arg("up").none(), "down"_a, "block"_a, "length"_a, "activation"_a, "threshold"_a,
+          nb::arg("x").noconvert(), nb::arg("gate_bias").noconvert().none(), nb::arg("up_bias").noconvert().none(),
+          nb::arg("factors").noconvert().none(), nb::arg("out").noconvert(), "num_threads"_a = 0,
+          "activation_bits"_a = 0,
+          "mlp_rows of units of `block` neurons: their rows of gate, of up, and their part of each row of down; gate, up "
+          "and down = (offset, format)");
     m.def("gemv", &gemv, nb::arg("matrix").noconvert(), "length"_a, "format"_a, nb::arg("x").noconvert(),
           nb::arg("out").noconvert(), "num_threads"_a = 0, "activation_bits"_a = 0, "out[i] = matrix[i] . x[length]");
     m.def("gemv_each", &gemv_each, nb::arg("matrix").noconvert(), "length"_a, "format"_a, nb::arg("x").noconvert(),

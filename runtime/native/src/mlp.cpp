@@ -69,25 +69,19 @@ bool same_units(const std::vector<Active>& active) {
                        [&](const Active& one) { return one.index == active[0].index; });
 }
 
-// Projects several tokens, each with the bits that it has alone: together where all use the same units and none is
-// rounded, so that a slice is unpacked for several of them at once.
+// Projects several tokens, each with the bits that it has alone: together where all use the same units.
 void project_each(const Mlp& mlp, const Projection& projection, const Rows& units, int64_t next_offset,
-                  const std::deque<Input>& inputs, std::vector<Active>& active) {
-    if (!inputs[0].floats() || active[0].index.empty() || !same_units(active)) {
+                  const Inputs& inputs, std::vector<Active>& active) {
+    if (active[0].index.empty() || !same_units(active)) {
         for (size_t t = 0; t < active.size(); ++t)
-            project(mlp, projection, units, next_offset, inputs[t], active[t]);
+            project(mlp, projection, units, next_offset, inputs[static_cast<int64_t>(t)], active[t]);
         return;
     }
     const auto at = active[0].rows(units, projection.offset, active[0].index.front(), next_offset);
     std::vector<std::vector<float>> values(active.size(), std::vector<float>(active[0].index.size()));
-    std::vector<const float*> x;
     std::vector<float*> out;
-    for (size_t t = 0; t < active.size(); ++t) {
-        x.push_back(inputs[t].floats());
-        out.push_back(values[t].data());
-    }
-    kernels().dot_tokens(projection.format, at.data(), static_cast<int64_t>(values[0].size()), mlp.units.length,
-                         static_cast<int>(active.size()), x.data(), out.data());
+    for (std::vector<float>& own : values) out.push_back(own.data());
+    inputs.dot(at.data(), static_cast<int64_t>(values[0].size()), out.data());
     for (size_t t = 0; t < active.size(); ++t) finish(mlp, projection, values[t], active[t]);
 }
 
@@ -100,29 +94,9 @@ Active all_of(int64_t first, int64_t last, const float* factors) {
     return active;
 }
 
-// Each token's x as rows of the projections take it; projections of one format share it.
-class Inputs {
-   public:
-    Inputs(const Mlp& mlp, const float* x, int tokens) {
-        for (int p = 0; p < mlp.num_projections; ++p) {
-            const Format format = mlp.projections[p].format;
-            if (p > 0 && format == mlp.projections[0].format) continue;
-            for (int t = 0; t < tokens; ++t)
-                own_[p].emplace_back(format, x + t * mlp.units.length, mlp.units.length, mlp.activation_bits);
-        }
-    }
-
-    const std::deque<Input>& of(int projection) const {
-        return own_[projection].empty() ? own_[0] : own_[projection];
-    }
-
-   private:
-    std::deque<Input> own_[2];
-};
-
 // Adds the units [first, last) to each token's sums; units from `next` on follow, so they are prefetched.
-void add_part(const Mlp& mlp, const Rows& units, const Inputs& inputs, int64_t first, int64_t last, int64_t next,
-              const std::vector<float*>& sums) {
+void add_part(const Mlp& mlp, const Rows& units, const ProjectionInputs& inputs, int64_t first, int64_t last,
+              int64_t next, const std::vector<float*>& sums) {
     std::vector<Active> active;
     for (size_t t = 0; t < sums.size(); ++t) {
         const int64_t skipped = static_cast<int64_t>(t) * mlp.units.count;
@@ -150,6 +124,14 @@ void add_part(const Mlp& mlp, const Rows& units, const Inputs& inputs, int64_t f
 
 }  // namespace
 
+ProjectionInputs::ProjectionInputs(const Mlp& mlp, const float* x, int tokens) {
+    for (int p = 0; p < mlp.num_projections; ++p) {
+        const Format format = mlp.projections[p].format;
+        if (p == 0 || format != mlp.projections[0].format)
+            own_[p].emplace(format, x, tokens, mlp.units.length, mlp.activation_bits);
+    }
+}
+
 void mlp(const Mlp& mlp, const float* x, int tokens, float* out, int threads) {
     const Rows& units = mlp.units;
     const int64_t slices = mlp.num_projections + 1;
@@ -158,7 +140,7 @@ void mlp(const Mlp& mlp, const float* x, int tokens, float* out, int threads) {
     const int64_t step = (units.count + most - 1) / most, parts = parts_of(units.count, step);
     const int64_t shared = std::max<int64_t>(4, kSharedBytes / std::max<int64_t>(1, units.stride) / 4 * 4);
     const int64_t most_together = tokens > 1 ? shared : step;
-    const Inputs inputs(mlp, x, tokens);
+    const ProjectionInputs inputs(mlp, x, tokens);
     std::deque<PartSums> sums;
     for (int t = 0; t < tokens; ++t) sums.emplace_back(parts, mlp.down_length);
     const int useful = threads_worth(bytes * tokens, kThreadBytes, threads);

@@ -238,21 +238,41 @@ auto aligned_buffer(int64_t nbytes) {
     return nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>>(data, {bytes}, owner);
 }
 
+void expect_priced(const Groups& values, const Groups& prices) {
+    const int64_t count = static_cast<int64_t>(values.shape(0)), size = static_cast<int64_t>(values.shape(1));
+    const int64_t priced = static_cast<int64_t>(prices.shape(0));
+    expect(size >= 1 && size <= kMostGroup, "a group has " + text(size) + " values, expected 1 to " + text(kMostGroup));
+    expect_length("a group of prices", prices.shape(1), size);
+    expect(count == 0 || (priced > 0 && count % priced == 0),
+           text(count) + " groups of values are no multiple of " + text(priced) + " groups of prices");
+}
+
 void fit_groups(const Groups& values, const Groups& prices, int highest, int zero, const OutGroups& steps,
                 const OutGroups& starts, int num_threads) {
     const int64_t count = static_cast<int64_t>(values.shape(0)), size = static_cast<int64_t>(values.shape(1));
     const int64_t priced = static_cast<int64_t>(prices.shape(0));
-    expect(size >= 1 && size <= kMostGroup, "a group has " + text(size) + " values, expected 1 to " + text(kMostGroup));
+    expect_priced(values, prices);
     expect(highest >= 1 && highest <= 255 && zero >= -1 && zero <= highest,
            "numbers reach " + text(highest) + " around " + text(zero) + ", expected at most 255 and a zero among them");
-    expect_length("a group of prices", prices.shape(1), size);
-    expect(count == 0 || (priced > 0 && count % priced == 0),
-           text(count) + " groups of values are no multiple of " + text(priced) + " groups of prices");
     expect_length("steps", steps.shape(0), count);
     expect_length("starts", starts.shape(0), count);
     const int threads = threads_of(num_threads);
     const nb::gil_scoped_release release;
     fit_ranges(values.data(), count, size, prices.data(), priced, {highest, zero}, steps.data(), starts.data(), threads);
+}
+
+void scale_groups(const Groups& values, const Groups& prices, const Steps& levels, const OutGroups& scales,
+                  int num_threads) {
+    const int64_t count = static_cast<int64_t>(values.shape(0)), size = static_cast<int64_t>(values.shape(1));
+    const int64_t num_levels = static_cast<int64_t>(levels.shape(0));
+    expect(num_levels >= 2 && num_levels <= kMostLevels,
+           "there are " + text(num_levels) + " levels, expected 2 to " + text(kMostLevels));
+    expect_priced(values, prices);
+    expect_length("scales", scales.shape(0), count);
+    const int threads = threads_of(num_threads);
+    const nb::gil_scoped_release release;
+    fit_scales(values.data(), count, size, prices.data(), static_cast<int64_t>(prices.shape(0)), levels.data(),
+               num_levels, scales.data(), threads);
 }
 
 void number_groups(const Groups& values, const Steps& steps, const Steps& starts, int highest, const Slots2& out,
@@ -311,6 +331,9 @@ NB_MODULE(_native, m) {
     m.def("fit_ranges", &fit_groups, nb::arg("values").noconvert(), nb::arg("prices").noconvert(), "highest"_a, "zero"_a,
           nb::arg("steps").noconvert(), nb::arg("starts").noconvert(), "num_threads"_a = 0,
           "Fills each group's step and start; zero is -1 where the start is free.");
+    m.def("fit_scales", &scale_groups, nb::arg("values").noconvert(), nb::arg("prices").noconvert(),
+          nb::arg("levels").noconvert(), nb::arg("scales").noconvert(), "num_threads"_a = 0,
+          "Fills each group's scale; value = scale * one of the ascending levels.");
     m.def("nearest_numbers", &number_groups, nb::arg("values").noconvert(), nb::arg("steps").noconvert(),
           nb::arg("starts").noconvert(), "highest"_a, nb::arg("out").noconvert(), "num_threads"_a = 0,
           "out[group, i] = the number whose value is nearest to values[group, i]");

@@ -47,9 +47,11 @@ typedef float Lanes __attribute__((vector_size(kLanes * sizeof(float))));  // GC
     return out;
 }
 
+typedef double Halves __attribute__((vector_size(kLanes / 2 * sizeof(double))));
+
 [[gnu::always_inline]] inline double total(const Lanes& lanes) {
-    return ((double(lanes[0]) + lanes[1]) + (double(lanes[2]) + lanes[3])) +
-           ((double(lanes[4]) + lanes[5]) + (double(lanes[6]) + lanes[7]));
+    const Halves pairs = Halves{lanes[0], lanes[2], lanes[4], lanes[6]} + Halves{lanes[1], lanes[3], lanes[5], lanes[7]};
+    return (pairs[0] + pairs[1]) + (pairs[2] + pairs[3]);
 }
 
 Group group_of(const float* values, const float* prices, int64_t size) {
@@ -70,19 +72,49 @@ Group group_of(const float* values, const float* prices, int64_t size) {
     return g;
 }
 
-// Numbers are nearest to (value - anchor) * inverse, between `low` and `high`.
-[[gnu::always_inline]] inline Sums sums_of(const Group& g, float anchor, float inverse, float low, float high) {
+// The nearest whole number from `low` to `high`.
+struct Whole {
+    float low, high;
+
+    [[gnu::always_inline]] inline Lanes operator()(const Lanes& value) const {
+        const Lanes lows = Lanes{} + low, highs = Lanes{} + high;
+        Lanes found = value < lows ? lows : value;
+        found = found > highs ? highs : found;
+        return (found + kRound) - kRound;
+    }
+};
+
+// The nearest of some levels, which are whole numbers, so that sums of their differences are exact.
+struct Table {
+    float lowest = 0, middles[kMostLevels], rises[kMostLevels];
+    int64_t num_rises;
+
+    Table(const float* levels, int64_t num_levels) : lowest(levels[0]), num_rises(num_levels - 1) {
+        for (int64_t i = 0; i < num_rises; ++i) {
+            middles[i] = (levels[i] + levels[i + 1]) / 2;
+            rises[i] = levels[i + 1] - levels[i];
+        }
+    }
+
+    [[gnu::always_inline]] inline Lanes operator()(const Lanes& value) const {
+        Lanes found = Lanes{} + lowest;
+        for (int64_t i = 0; i < num_rises; ++i) {
+            const Lanes middle = Lanes{} + middles[i];
+            found += value > middle ? Lanes{} + rises[i] : Lanes{};
+        }
+        return found;
+    }
+};
+
+// Numbers are what `nearest` makes of (value - anchor) * inverse.
+template <typename Nearest>
+[[gnu::always_inline]] inline Sums sums_of(const Group& g, float anchor, float inverse, const Nearest& nearest) {
     Lanes number{}, square{}, product{};
-    const Lanes lows = Lanes{} + low, highs = Lanes{} + high;
     for (int64_t i = 0; i < g.lanes; i += kLanes) {
-        const Lanes values = load(g.values + i);
-        Lanes whole = (values - anchor) * inverse;
-        whole = whole < lows ? lows : whole;
-        whole = whole > highs ? highs : whole;
-        whole = (whole + kRound) - kRound;
-        const Lanes weighted = load(g.prices + i) * whole;
+        const Lanes values = load(g.values + i), found = nearest((values - anchor) * inverse);
+        const Lanes weighted = load(g.prices + i) * found;
         number += weighted;
-        square += weighted * whole;
+        square += weighted * found;
         product += weighted * values;
     }
     return {total(number), total(square), total(product)};
@@ -115,25 +147,48 @@ COLDPRESS_WIDE Range best_free(const Group& g, int highest) {
     for (int at = 0; at < shares_for(highest); ++at)
         for (const bool from_top : {false, true}) {
             const float tried = width * kShares[at], anchor = from_top ? g.most - tried : low;
-            const Range found = fitted(g, sums_of(g, anchor, top / tried, 0, top));
+            const Range found = fitted(g, sums_of(g, anchor, top / tried, Whole{0, top}));
             if (found.step > 0 && found.lost < best.lost) best = found;
         }
     return best;
 }
 
-COLDPRESS_WIDE Range best_centred(const Group& g, Numbers numbers) {
-    const float peak = std::max(std::fabs(g.least), std::fabs(g.most));
-    if (!(peak > 0)) return {0, 0, 0};
-    const float low = static_cast<float>(-numbers.zero), high = static_cast<float>(numbers.highest - numbers.zero);
-    Range best{0, 0, INFINITY};
-    for (int at = 0; at < shares_for(numbers.highest); ++at)
+// The best step without a start, for numbers from `low` to `high`, of which there are `highest` and 0.
+template <typename Nearest>
+[[gnu::always_inline]] inline double best_step(const Group& g, float low, float high, int highest,
+                                               const Nearest& nearest) {
+    const float peak = -g.least > g.most ? g.least : g.most, extreme = -low >= high ? low : high;
+    if (peak == 0) return 0;
+    double best = peak / extreme, least = INFINITY;
+    const float size = std::fabs(peak), reach = std::fabs(extreme);
+    for (int at = 0; at < shares_for(highest); ++at)
         for (const float sign : {1.0f, -1.0f}) {
-            const Sums s = sums_of(g, 0, sign * std::max(-low, high) / (peak * kShares[at]), low, high);
+            const Sums s = sums_of(g, 0, sign * reach / (size * kShares[at]), nearest);
             if (!(s.square > 0)) continue;
             const double step = s.product / s.square, lost = g.square - step * s.product;
-            if (lost < best.lost) best = {step, -step * numbers.zero, lost};
+            if (lost < least) best = step, least = lost;
         }
     return best;
+}
+
+COLDPRESS_WIDE double best_whole(const Group& g, float low, float high) {
+    return best_step(g, low, high, static_cast<int>(high - low), Whole{low, high});
+}
+
+COLDPRESS_WIDE double best_of_table(const Group& g, float low, float high, const Table& levels) {
+    return best_step(g, low, high, static_cast<int>(levels.num_rises), levels);
+}
+
+Range best_centred(const Group& g, Numbers numbers) {
+    const float zero = static_cast<float>(numbers.zero);
+    const double step = best_whole(g, -zero, static_cast<float>(numbers.highest) - zero);
+    return {step, -step * numbers.zero, 0};
+}
+
+bool are_consecutive(const float* levels, int64_t num_levels) {
+    for (int64_t i = 1; i < num_levels; ++i)
+        if (levels[i] != levels[i - 1] + 1) return false;
+    return true;
 }
 
 }  // namespace
@@ -146,6 +201,20 @@ void fit_ranges(const float* values, int64_t count, int64_t size, const float* p
             const Range found = numbers.zero < 0 ? best_free(g, numbers.highest) : best_centred(g, numbers);
             steps[at] = static_cast<float>(found.step);
             starts[at] = static_cast<float>(found.start);
+        }
+    });
+}
+
+void fit_scales(const float* values, int64_t count, int64_t size, const float* prices, int64_t priced,
+                const float* levels, int64_t num_levels, float* scales, int threads) {
+    const Table table(levels, num_levels);
+    const bool is_whole = are_consecutive(levels, num_levels);
+    const float low = levels[0], high = levels[num_levels - 1];
+    compute_pool().run((count + kTaskGroups - 1) / kTaskGroups, threads, [&](int64_t task) {
+        for (int64_t at = task * kTaskGroups; at < std::min(count, (task + 1) * kTaskGroups); ++at) {
+            const Group g = group_of(values + at * size, prices + at % priced * size, size);
+            const double found = is_whole ? best_whole(g, low, high) : best_of_table(g, low, high, table);
+            scales[at] = std::isfinite(g.square) ? static_cast<float>(found) : NAN;
         }
     });
 }

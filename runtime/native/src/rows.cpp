@@ -52,6 +52,19 @@ void Input::dot(const uint8_t* const* at, int64_t count, float* out) const {
         kernels().dot(format_, at, count, length_, floats_->data(), out);
 }
 
+Inputs::Inputs(Format format, const float* x, int tokens, int64_t length, int bits) : format_(format), length_(length) {
+    for (int t = 0; t < tokens; ++t) {
+        const Input& one = each_.emplace_back(format, x + t * length, length, bits);
+        if (one.floats()) floats_.push_back(one.floats());
+    }
+}
+
+void Inputs::dot(const uint8_t* const* at, int64_t count, float* const* out) const {
+    if (floats_.size() > 1)
+        return kernels().dot_tokens(format_, at, count, length_, static_cast<int>(floats_.size()), floats_.data(), out);
+    for (size_t t = 0; t < each_.size(); ++t) each_[t].dot(at, count, out[t]);  // rows stay in the cache meanwhile
+}
+
 PartSums::PartSums(int64_t parts, int64_t length)
     : length_(length), width_(padded_values(length)), given_(static_cast<size_t>(parts)) {}
 
@@ -84,14 +97,16 @@ void PartSums::total(float* out) const {
         std::copy_n(given_[0], length_, out);
 }
 
-void dot(const Rows& rows, const float* x, int bits, float* out, int threads) {
-    const Input input(rows.format, x, rows.length, bits);
+void dot(const Rows& rows, const float* x, int tokens, int bits, float* out, int threads) {
+    const Inputs inputs(rows.format, x, tokens, rows.length, bits);
     const int64_t step = rows_per_task(rows);
-    const int64_t tasks = (rows.count + step - 1) / step;
-    compute_pool().run_in_sight(tasks, useful_threads(rows, threads), [&](int64_t task, int64_t next) {
+    const int useful = threads_worth(tokens * bytes_of(rows), kThreadBytes, threads);
+    compute_pool().run_in_sight(parts_of(rows.count, step), useful, [&](int64_t task, int64_t next) {
         const int64_t first = task * step, last = std::min(rows.count, first + step);
         const auto at = pointers(rows, first, last, next * step);
-        input.dot(at.data(), last - first, out + first);
+        std::vector<float*> to;
+        for (int t = 0; t < tokens; ++t) to.push_back(out + t * rows.count + first);
+        inputs.dot(at.data(), last - first, to.data());
     });
 }
 

@@ -57,6 +57,24 @@ class Input {
     std::optional<RoundedVector> rounded_;
 };
 
+// Several vectors that rows of one format multiply, each as Input takes it.
+class Inputs {
+   public:
+    // x[t, length] of `tokens` vectors
+    Inputs(Format format, const float* x, int tokens, int64_t length, int bits);
+
+    // out[t][i] = dot(at[i], x[t]), each with the bits that it has alone; rows as in Input::dot, unpacked once for
+    // several vectors if none is rounded
+    void dot(const uint8_t* const* at, int64_t count, float* const* out) const;
+    const Input& operator[](int64_t t) const { return each_[static_cast<size_t>(t)]; }
+
+   private:
+    Format format_;
+    int64_t length_;
+    std::deque<Input> each_;
+    std::vector<const float*> floats_;  // of all vectors; empty if they are rounded
+};
+
 // The sum of parts, added in order, no matter which part finishes first. Memory is reused as soon as a part is added,
 // so that it is still in the cache; there is only as much as the parts at work, or waiting for an earlier one, need.
 class PartSums {
@@ -78,11 +96,9 @@ class PartSums {
     size_t next_ = 0;                   // the first part not yet added; the total is in part 0's memory
 };
 
-// out[i] = dot(row i, x[length]), with x as Input takes it
-void dot(const Rows& rows, const float* x, int bits, float* out, int threads);
-
-// out[t, i] = dot(row i, x[t, length]) for `tokens` vectors, each with the same bits as `dot`; rows are read once
-void dot_each(const Rows& rows, const float* x, int tokens, int bits, float* out, int threads);
+// out[t, i] = dot(row i, x[t, length]) for `tokens` vectors as Input takes them, each with the same bits as alone; rows
+// are read once
+void dot(const Rows& rows, const float* x, int tokens, int bits, float* out, int threads);
 
 // out[length] = sum over i of coefficients[i] * row i; the grouping of terms depends only on the rows' number and size
 void axpy(const Rows& rows, const float* coefficients, float* out, int threads);
