@@ -1,12 +1,13 @@
 """Measures the quality of what can still win, where `explore` has left it to this stage (explore=needed).
 
 If the whole model fits in DRAM in a format that keeps the quality, nothing is measured, but a format on more tokens, at
-last the whole validation text, where those of `explore` do not tell whether it keeps the quality. Otherwise all
-selectors are measured coarsely: on as few tokens, at two densities, and without a cache in the loop. From that follows
-the least that each can lose, and the search runs with these losses. While what it takes stands on such a hope, that
-selector is measured more closely, the next time on all tokens, and the search runs again. What the search takes at last
-has been measured on all tokens, and nothing else would be faster even with the least loss that the coarse measurement
-allows.
+last the whole validation text, where those of `explore` do not tell whether it keeps the quality. Otherwise formats
+that are smaller than a quantized file's own are measured, the largest first, and formats with columns of down, which
+the units of all selectors but the dense one have. Then all selectors are measured coarsely: on as few tokens, at two
+densities, and without a cache in the loop. From that follows the least that each can lose, and the search runs with
+these losses. While what it takes stands on such a hope, that selector is measured more closely, the next time on all
+tokens, and the search runs again. What the search takes at last has been measured on all tokens, and nothing else would
+be faster even with the least loss that the coarse measurement allows.
 """
 
 import logging

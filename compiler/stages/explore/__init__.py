@@ -5,7 +5,7 @@ routings.
 Runs only where the method is open (`method=auto`), once per model: nothing here depends on a device. What else is worth
 measuring does depend on it: nothing where the whole model fits in DRAM, and otherwise what can still win under the
 device's law. So `allocate` measures the rest (compiler/stages/allocate/_finalists.py), unless explore=whole asks for
-all of it here.
+all of it here. Of a quantized file whose codes a dense run keeps, its own formats alone are listed: they lose nothing.
 
 Every candidate whose loss a pass over text can show leaves out, at each density, the units that the runtime would leave
 out; all densities of a candidate share one pass over validation text, so that each layer is read once. Densities are
