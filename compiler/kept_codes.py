@@ -1,9 +1,11 @@
 """Finds the matrices that keep a quantized file's codes: those that are stored by rows, whose codes can be taken as
 they are, without a loss."""
 
+from coldpress.compiler.candidates import misfit
 from coldpress.compiler.checkpoint.tensors import codes_type
 from coldpress.compiler.cost_model import HasShapes, slice_bytes, stored_format
 from coldpress.compiler.llama_cpp.formats import formats
+from coldpress.runtime.quantization._mixed import coarsest
 from coldpress.schemas.families import (
     JOINT,
     FormatName,
@@ -39,7 +41,7 @@ def keeping(model: HasShapes, layers: LayerFormats) -> Formats:
 
 def own_layers(model: Model) -> LayerFormats | None:
     """Returns the formats that a quantized file has its layers' MLPs in; None if one of them has no such format here,
-    and for a mixture, whose units are neurons of experts."""
+    or another matrix has none and does not fit theirs, and for a mixture, whose units are neurons of experts."""
     spec = model.spec
     roles = [role for role in MLP_ROLES if spec.gated_mlp or role != "gate_proj"]
     if spec.is_mixture:
@@ -51,7 +53,9 @@ def own_layers(model: Model) -> LayerFormats | None:
         if len(known) < len(roles):
             return None
         found.append(unit_format(known))
-    return found[0] if {*found} == {found[0]} and JOINT not in found[0] else tuple(found)
+    formats = found[0] if {*found} == {found[0]} and JOINT not in found[0] else tuple(found)
+    rounded = (role for role in model.tensors if stored_format(role, formats) and own_format(model, role) is None)
+    return None if misfit(coarsest(formats), spec) and any(rounded) else formats
 
 
 def own_formats_of_mlps(model: Model) -> set[FormatName]:

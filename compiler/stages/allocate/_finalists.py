@@ -21,7 +21,7 @@ import numpy as np
 
 from coldpress.compiler.activity.calibration_pass import stream_of
 from coldpress.compiler.activity.forward import LayerStream
-from coldpress.compiler.candidates import ATTENTION, AUTO, candidates, own_options
+from coldpress.compiler.candidates import ATTENTION, AUTO, candidates, misfit, own_options
 from coldpress.compiler.io import Workspace, load_arrays
 from coldpress.compiler.quality.passes import Passes, remove_grams, rounding_of
 from coldpress.compiler.quality.routings import routing_curves
@@ -53,6 +53,7 @@ from coldpress.schemas.families import (
     LayerFormats,
     Method,
     dense_family,
+    names_in,
     of_layers,
     slice_formats,
 )
@@ -192,7 +193,9 @@ class _Rest:
         selectors have."""
         if self._dense == WHOLE_MLP:
             return
-        names = [one for one in _smallest_first(self.curves.formats, self._dense) if self._is_good(one)]
+        spec = self._inputs.model.spec
+        fitting = (one for one in _smallest_first(self.curves.formats, self._dense) if self._is_good(one))
+        names = [one for one in fitting if not any(misfit(name, spec) for name in names_in(one))]
         known = (self.curves.format_loss(name, WHOLE_MLP) for name in names)
         missing = [name for name, loss in zip(names, known, strict=True) if loss is None]
         self._measure_formats(missing, WHOLE_MLP)

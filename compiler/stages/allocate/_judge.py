@@ -9,6 +9,7 @@ from coldpress.compiler.candidates import (
     candidates,
     compared_formats,
     formats_for,
+    misfit,
     own_cache_options,
     own_options,
     routings_for,
@@ -207,6 +208,7 @@ class BudgetJudge:
         return division, self._replays.tokens(division, candidate.routing)
 
     def _cost(self, candidate: Candidate) -> Judged:
+        self._check_attention(candidate)
         division = self._divided(candidate)
         token_s, hit_rate = self._replays.of(division, candidate.routing)
         density, held = division.mlp_density(self._inputs.model.spec), _held(division, self._inputs)
@@ -226,6 +228,11 @@ class BudgetJudge:
             is_whole and candidate.routing is None,
             whole,
         )
+
+    def _check_attention(self, candidate: Candidate) -> None:
+        name = coarsest(candidate.format)
+        if candidate.streams_attention and (role := misfit(name, self._inputs.model.spec)):
+            raise ColdpressError(f"attention would be read from flash in {name}, which cannot hold columns of {role}")
 
     def _ratio(self, candidate: Candidate, density: float, held: float) -> float | None:
         """Returns the perplexity ratio to expect; None if nobody knows. Raises ColdpressError if keys and values lose

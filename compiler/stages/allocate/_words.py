@@ -7,7 +7,7 @@ from coldpress.compiler.search import Goal, Judged, fastest_dense
 from coldpress.runtime.plan.kv_cache import DEFAULT_KV_CACHE
 from coldpress.runtime.quantization._mixed import format_fields, in_words
 from coldpress.schemas.errors import ColdpressError
-from coldpress.schemas.families import Method, of_layers, without_kept
+from coldpress.schemas.families import Method, head_of, of_layers, without_kept
 from coldpress.schemas.sparsity import Tried
 
 
@@ -97,11 +97,13 @@ def _shared(one: Judged) -> str:
 
 def _head(one: Judged, judged: Sequence[Judged]) -> str:
     """Compares a head in a format of its own with the default one; empty if the best candidate has that."""
-    layers = of_layers(one.candidate.format)
-    if layers == one.candidate.format:
+    own = one.candidate.format
+    if head_of(own) is None:
         return ""
-    others = [other for other in judged if replace(other.candidate, format=one.candidate.format) == one.candidate]
-    plain = next((other for other in others if other.candidate.format == layers and other.refusal is None), None)
+    layers = of_layers(own)
+    others = [other for other in judged if replace(other.candidate, format=own) == one.candidate and not other.refusal]
+    usual = (other for other in others if head_of(other.candidate.format) is None)
+    plain = next((other for other in usual if of_layers(other.candidate.format) == layers), None)
     without = "does not fit" if plain is None else f"takes {_times(plain, one)}"
     return f"; {in_words(one.candidate.format)}, since the default head {without}"
 
