@@ -154,6 +154,7 @@ def test_the_file_s_formats_are_taken_unmeasured_where_they_fit(
     assert not titles
     assert (whole.method, whole.formats) == ("dense", keeping(model, own))
     tight = taken("3MB")
-    assert {"format-int4_group32-rtn-block", "format-own-rtn-neuron", "head-int4_group32"} <= titles
+    assert {"format-int4_group32-rtn-block", "format-int4_group32-rtn-neuron", "head-int4_group32"} <= titles
+    assert "format-own-rtn-neuron" not in titles, "columns of 128 values are no whole block of q4_k"
     assert tight.curves is not None
     assert {own, "int4_group32"} == {loss.format for loss in tight.curves.formats}
