@@ -143,7 +143,7 @@ def mlp_blocks(
 ) -> np.ndarray:
     """Sums, over units, their neurons' inner activations times their part of down: float32[tokens, length].
 
-    Units are read once for all tokens, each of which has the same bits as alone.
+    Units are read once for all tokens. Each token has the same bits as alone.
 
     Args:
         store: uint8[num_slots, unit_bytes]; units need not be adjacent.

@@ -1,5 +1,5 @@
-"""Importances of inputs: mean squares against transformers' own modules, whoever adds them up, and what rounding makes
-of them."""
+"""Importances of inputs: `calibrate` measures the mean squares that transformers' own modules have, with any threads
+and shards, and rounding uses them."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -14,7 +14,7 @@ import logging
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -141,8 +141,9 @@ class _Rest:
         self.curves = floor.curves
         self._dense = dense_family(inputs.model.spec)
         self._hopes: dict[Method, _Hope] = {}
-        self._sure: dict[tuple[str, LayerFormats, tuple[FamilyName, ...]], int] = {}
-        """Tokens on which losses were measured, where those are more than few: by kind, format and families."""
+        self._sure: dict[tuple[LayerFormats, tuple[FamilyName, ...]], int] = {}
+        """Tokens on which formats were measured, where those are more than few: by format and families."""
+        self._sure_heads: set[FormatName] = set()
         self._steps = Steps("allocate", 0, "passes")
 
     def fitting(self, budgets: Sequence[int | str]) -> list[Searched]:
@@ -237,8 +238,11 @@ class _Rest:
             found = searched_together(self._config, *self._on(self._hoped), budgets, replays=replays)
             best = [one.best.candidate for one in found if one.best is not None]
             formats = {(of_layers(one.format), self._floor.family(one.method)) for one in best}
-            asked = partial(self._is_rough_in, formats)
-            again = [self._remeasure(asked, self._tokens, (family,)) for family in (self._dense, WHOLE_MLP)]
+
+            def is_asked(loss: FormatLoss, taken: Collection[Any] = formats) -> bool:
+                return (loss.format, loss.family) in taken and _is_rough(loss)
+
+            again = [self._remeasure(is_asked, self._tokens, (family,)) for family in (self._dense, WHOLE_MLP)]
             if any(again):
                 continue
             taken = {one.method for one in best} & self._hopes.keys()
@@ -270,10 +274,6 @@ class _Rest:
             curve = self._curve(self._few, each[0], in_cache=False)
             self._hopes[method] = _Hope([hopeful(curve, self._reached(method))], _in_words(curve.points[-1]))
 
-    @staticmethod
-    def _is_rough_in(formats: Collection[tuple[LayerFormats, FamilyName]], loss: FormatLoss) -> bool:
-        return (loss.format, loss.family) in formats and _is_rough(loss)
-
     def _remeasure(
         self, is_asked: Callable[[FormatLoss], bool], tokens: np.ndarray, families: tuple[FamilyName, ...]
     ) -> bool:
@@ -284,13 +284,13 @@ class _Rest:
         names = [
             name
             for (name, own), loss in losses.items()
-            if own == family and is_asked(loss) and self._sure.get(("formats", name, families), 0) < tokens.size
+            if own == family and is_asked(loss) and self._sure.get((name, families), 0) < tokens.size
         ]
         if not names or (self._are_few(tokens) and not others):
             return False
-        self._sure |= {("formats", name, families): tokens.size for name in names}
+        self._sure |= {(name, families): tokens.size for name in names}
         self._steps.expect(len(names))
-        passes = self._on_tokens(tokens)
+        passes = self._all if tokens.size == self._tokens.size else self._passes(tokens)
         found = losses | {(name, family): passes.format(name, *families) for name in names}
         self.curves = self.curves.model_copy(update={"formats": tuple(found.values())})
         return True
@@ -298,19 +298,16 @@ class _Rest:
     def _remeasure_heads(self, is_asked: Callable[[HeadLoss], bool]) -> None:
         """Measures heads on all tokens that were measured on few, if it is asked for."""
         losses = {loss.format: loss for loss in self.curves.heads}
-        names = [name for name, loss in losses.items() if is_asked(loss) and ("heads", name, ()) not in self._sure]
+        names = [name for name, loss in losses.items() if is_asked(loss) and name not in self._sure_heads]
         if not names or self._are_few(self._tokens):
             return
-        self._sure |= {("heads", name, ()): self._tokens.size for name in names}
+        self._sure_heads |= {*names}
         self._steps.expect(len(names))
         found = losses | {name: self._all.head(name) for name in names}
         self.curves = self.curves.model_copy(update={"heads": tuple(found.values())})
 
     def _are_few(self, tokens: np.ndarray) -> bool:
         return tokens.size <= few_tokens(self._blocks).size
-
-    def _on_tokens(self, tokens: np.ndarray) -> Passes:
-        return self._all if tokens.size == self._tokens.size else self._passes(tokens)
 
     def _on(self, curves: Curves) -> tuple[Inputs, Floor]:
         return replace(self._inputs, curves=curves), replace(self._floor, curves=curves)

@@ -153,7 +153,7 @@ COLDPRESS_WIDE Range best_free(const Group& g, int highest) {
     return best;
 }
 
-// The best step without a start, for numbers from `low` to `high`, of which there are `highest` and 0.
+// Finds the best step of a group without a start. Numbers go from `low` to `high`; `highest` is their count less one.
 template <typename Nearest>
 [[gnu::always_inline]] inline double best_step(const Group& g, float low, float high, int highest,
                                                const Nearest& nearest) {
