@@ -156,9 +156,22 @@ def test_the_choice_is_that_of_the_whole_measurement(
         assert all(points[point.density].ppl_ratio == pytest.approx(point.ppl_ratio) for point in curve.points)
 
 
+def test_a_selector_that_is_slower_than_a_dense_run_whatever_it_loses_is_not_measured(
+    building: Building, formats: Curves, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = building.run(formats, "70%", monkeypatch, max_ppl_ratio=1 + 1e-3, format="fp16")
+    assert not {title for title in building.passes if title.startswith("curve")}
+    assert found.method == "dense"
+    skipped = {entry.method: entry.skipped for entry in found.tried}
+    assert skipped["glu"] == "does not fit in DRAM"
+    assert skipped["dip"] is not None
+    assert skipped["dip"].endswith(" times as fast as a dense run, even if it lost nothing")
+
+
 def test_a_selector_that_loses_too_much_is_measured_coarsely_alone(
     building: Building, formats: Curves, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(_finalists, "_gain", lambda *_: 2.0)  # a law under which every selector might win
     found = building.run(formats, "70%", monkeypatch, max_ppl_ratio=1 + 1e-9, format="fp16")
     curves = {title: tokens for title, tokens in building.passes.items() if title.startswith("curve")}
     assert curves

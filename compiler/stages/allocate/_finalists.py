@@ -3,11 +3,12 @@
 If the whole model fits in DRAM in a format that keeps the quality, nothing is measured, but a format on more tokens, at
 last the whole validation text, where those of `explore` do not tell whether it keeps the quality. Otherwise formats
 that are smaller than a quantized file's own are measured, the largest first, and formats with columns of down, which
-the units of all selectors but the dense one have. Then all selectors are measured coarsely: on as few tokens, at two
-densities, and without a cache in the loop. From that follows the least that each can lose, and the search runs with
-these losses. While what it takes stands on such a hope, that selector is measured more closely, the next time on all
-tokens, and the search runs again. What the search takes at last has been measured on all tokens, and nothing else would
-be faster even with the least loss that the coarse measurement allows.
+the units of all selectors but the dense one have. A search in which no selector loses anything tells which could be
+faster than a dense run at all. Those are measured coarsely: on as few tokens, at two densities, and without a cache in
+the loop. From that follows the least that each can lose, and the search runs with these losses. While what it takes
+stands on such a hope, that selector is measured more closely, the next time on all tokens, and the search runs again.
+What the search takes at last has been measured on all tokens, and nothing else would be faster even with the least loss
+that the coarse measurement allows.
 """
 
 import logging
@@ -23,7 +24,7 @@ from coldpress.compiler.activity.calibration_pass import stream_of
 from coldpress.compiler.activity.forward import LayerStream
 from coldpress.compiler.candidates import ATTENTION, AUTO, candidates, misfit, own_options
 from coldpress.compiler.io import Workspace, load_arrays
-from coldpress.compiler.quality.passes import Passes, remove_grams, rounding_of
+from coldpress.compiler.quality.passes import NO_LOSS, Passes, remove_grams, rounding_of
 from coldpress.compiler.quality.routings import routing_curves
 from coldpress.compiler.quality.trace import few_tokens
 from coldpress.compiler.quality.variants import (
@@ -36,7 +37,7 @@ from coldpress.compiler.quality.variants import (
     smaller_formats_of,
 )
 from coldpress.compiler.rounding._matrix import Rounding
-from coldpress.compiler.search import Judged
+from coldpress.compiler.search import MARGIN, Judged
 from coldpress.compiler.stages.allocate._budgets import searched_together
 from coldpress.compiler.stages.allocate._config import AllocateConfig
 from coldpress.compiler.stages.allocate._quality import LEAST_ERROR, Floor, error_of
@@ -71,9 +72,20 @@ class _Hope:
     """The least that a selector can lose by what was measured of it."""
 
     curves: list[Curve]
-    words: str
+    words: str = ""
+    """Its loss in words; empty if nothing was measured yet."""
     in_cache: bool = False
     """True once a selector that sees residency was measured with a cache in the loop."""
+
+    def why_not(self, does_not_fit: bool, max_ppl_ratio: float) -> str:
+        """Returns why the selector is no candidate."""
+        if does_not_fit:
+            return f"{self.words}, and does not fit in DRAM" if self.words else "does not fit in DRAM"
+        if not self.words:
+            return "its format, with columns of down, loses too much"
+        is_too_much = min(curve.points[-1].ppl_ratio for curve in self.curves) > max_ppl_ratio
+        why = "which is too much" if is_too_much else "and its format, with columns of down, loses the rest"
+        return f"{self.words}, {why}"
 
 
 def completed(config: AllocateConfig, inputs: Inputs, floor: Floor, budgets: Sequence[int | str]) -> Curves:
@@ -156,7 +168,7 @@ class _Rest:
                 break  # larger formats lose less
         else:
             self._enlarge()
-        self._settle_heads()
+        self._settle_heads(_is_open)
         found = searched_together(self._config, *self._on(self.curves), budgets)
         if self._shrink(found):
             found = searched_together(self._config, *self._on(self.curves), budgets)
@@ -181,13 +193,23 @@ class _Rest:
         names = head_formats_of(self._inputs.model)
         self._steps.expect(len(names))
         self._add(heads=tuple(map(self._few.head, names)))
-        self._settle_heads()
+        self._settle_heads(_is_open)
         return True
 
-    def _settle_heads(self) -> None:
+    def _settle_heads(self, is_needed: Callable[[HeadLoss, float], bool]) -> None:
+        """Measures heads on more tokens where that is needed for the ratio that layers leave, the largest first. If one
+        loses too much, smaller ones lose more, and are left out."""
         most = self._floor.max_ppl_ratio
-        left = [most / max(1.0, loss.ppl_ratio) for loss in self.curves.formats if loss.ppl_ratio <= most]
-        self._remeasure_heads(lambda loss: any(_is_open(loss, room) for room in left))
+        left = [most / max(1.0, loss.ppl_ratio) for loss in self.curves.formats if loss.ppl_ratio <= most] or [most]
+        for number, name in enumerate(loss.format for loss in self.curves.heads):
+
+            def is_asked(loss: HeadLoss, name: FormatName = name) -> bool:
+                return loss.format == name and any(is_needed(loss, room) for room in left)
+
+            self._remeasure_heads(is_asked)
+            if self.curves.heads[number].ppl_ratio > max(left):
+                self.curves = self.curves.model_copy(update={"heads": self.curves.heads[:number]})
+                break
 
     def with_columns(self) -> None:
         """Measures the formats that keep the quality in a dense run also with columns of down, which the units of other
@@ -207,11 +229,11 @@ class _Rest:
 
     def _settle(self, name: LayerFormats) -> None:
         """Measures a format on more tokens where few leave open whether it keeps the quality; on the whole validation
-        text unless it then surely does not."""
+        text only if it then still may: one that seems to lose too much is not worth the time."""
         most = self._floor.max_ppl_ratio
 
         def is_worth_it(loss: FormatLoss) -> bool:
-            return loss.format == name and (self._is_good(name) or _is_open(loss, most))
+            return loss.format == name and loss.ppl_ratio <= most
 
         if any(loss.format == name and _is_open(loss, most) for loss in self.curves.formats):
             self._remeasure(lambda loss: loss.format == name, self._tokens, (self._dense,))
@@ -233,9 +255,10 @@ class _Rest:
         self, budgets: Sequence[int | str], reasons: Mapping[Method, str]
     ) -> tuple[Curves, Mapping[Method, str]]:
         self._begin()
-        replays = Replays(replace(self._inputs, curves=self._hoped))
+        dropped = self._drop(budgets)
+        self._measure_coarsely()
         while True:
-            found = searched_together(self._config, *self._on(self._hoped), budgets, replays=replays)
+            found = searched_together(self._config, *self._on(self._hoped), budgets, replays=self._replays)
             best = [one.best.candidate for one in found if one.best is not None]
             formats = {(of_layers(one.format), self._floor.family(one.method)) for one in best}
 
@@ -249,7 +272,7 @@ class _Rest:
             if not taken:
                 num_tokens, block_tokens = self._all.tokens.size, self._all.tokens.shape[1]
                 measured = self.curves.model_copy(update={"num_tokens": num_tokens, "block_tokens": block_tokens})
-                return measured, {**reasons, **self._reasons(found)}
+                return measured, {**reasons, **dropped, **self._reasons(found)}
             for method in sorted(taken):
                 self._measure(method, found)
 
@@ -260,19 +283,36 @@ class _Rest:
     # What is measured
 
     def _begin(self) -> None:
-        """Measures everything coarsely, and routings, which are few, on all tokens."""
+        """Measures the formats of selectors, and routings, which are few, on all tokens."""
         spec, config = self._inputs.model.spec, self._config
         routings = routing_curves(config.routing, spec)
-        most = self._floor.max_ppl_ratio
-        self._remeasure_heads(lambda loss: loss.ppl_ratio <= most and _is_rough(loss))
+        self._settle_heads(lambda loss, most: loss.ppl_ratio <= most and _is_rough(loss))
         self.with_columns()
-        self._steps.expect(len(routings) + len(self._every))
+        self._steps.expect(len(routings))
         self._add(routings=tuple(map(self._all.routing, routings)))
-        together = [(each[0], self._options[method], self._coarse(method)) for method, each in self._every.items()]
+
+    def _measure_coarsely(self) -> None:
+        """Measures the selectors that are left on few tokens, at two densities, without a cache in the loop."""
+        self._steps.expect(len(self._hopes))
+        together = [(self._every[name][0], self._options[name], self._coarse(name)) for name in self._hopes]
         self._few.at_once(together, self._inputs.activations, in_cache=False)
-        for method, each in self._every.items():
-            curve = self._curve(self._few, each[0], in_cache=False)
+        for method in self._hopes:
+            curve = self._curve(self._few, self._every[method][0], in_cache=False)
             self._hopes[method] = _Hope([hopeful(curve, self._reached(method))], _in_words(curve.points[-1]))
+
+    def _drop(self, budgets: Sequence[int | str]) -> dict[Method, str]:
+        """Hopes that no selector loses anything; returns those that even so are not clearly faster than a dense run,
+        with the reason, and drops them."""
+        for method in self._every:
+            points = tuple(Point(density=at, **NO_LOSS) for at in self._reached(method))
+            lossless = [Curve(**along._asdict(), points=points) for along in self._every[method]]
+            self._hopes[method] = _Hope(lossless)
+        found = searched_together(self._config, *self._on(self._hoped), budgets, replays=self._replays)
+        reasons, enough = self._reasons(found), 1 / (1 - MARGIN)
+        dropped = {name: why for name, why in reasons.items() if (_gain(name, found) or 0.0) < enough}
+        for method in dropped:
+            del self._hopes[method]
+        return dropped
 
     def _remeasure(
         self, is_asked: Callable[[FormatLoss], bool], tokens: np.ndarray, families: tuple[FamilyName, ...]
@@ -290,7 +330,7 @@ class _Rest:
             return False
         self._sure |= {(name, families): tokens.size for name in names}
         self._steps.expect(len(names))
-        passes = self._all if tokens.size == self._tokens.size else self._passes(tokens)
+        passes = self._all if tokens.size == self._tokens.size else self._every_token
         found = losses | {(name, family): passes.format(name, *families) for name in names}
         self.curves = self.curves.model_copy(update={"formats": tuple(found.values())})
         return True
@@ -367,15 +407,17 @@ class _Rest:
             if gain is None:
                 refusals = [one.judge.refusals.get(method) for one in found]
                 is_refused = any(isinstance(refusal, OverBudgetError) for refusal in refusals)
-                least = min(curve.points[-1].ppl_ratio for curve in hope.curves)
-                is_too_much = least > self._floor.max_ppl_ratio
-                why = "which is too much" if is_too_much else "and its format, with columns of down, loses the rest"
-                reasons[method] = f"{hope.words}, {'and does not fit in DRAM' if is_refused else why}"
+                reasons[method] = hope.why_not(is_refused, self._floor.max_ppl_ratio)
             else:
-                reasons[method] = f"at best {gain:.2f} times as fast as a dense run: {hope.words}"
+                lost = f": {hope.words}" if hope.words else ", even if it lost nothing"
+                reasons[method] = f"at best {gain:.2f} times as fast as a dense run{lost}"
         return reasons
 
     # Passes
+
+    @cached_property
+    def _replays(self) -> Replays:
+        return Replays(replace(self._inputs, curves=self._hoped))
 
     @cached_property
     def _stream(self) -> LayerStream:
@@ -390,6 +432,10 @@ class _Rest:
     @cached_property
     def _all(self) -> Passes:
         return self._passes(self._tokens)
+
+    @cached_property
+    def _every_token(self) -> Passes:
+        return self._passes(self._blocks)
 
     @property
     def _tokens(self) -> np.ndarray:
