@@ -201,15 +201,13 @@ class _Rest:
         loses too much, smaller ones lose more, and are left out."""
         most = self._floor.max_ppl_ratio
         left = [most / max(1.0, loss.ppl_ratio) for loss in self.curves.formats if loss.ppl_ratio <= most] or [most]
-        for number, name in enumerate(loss.format for loss in self.curves.heads):
-
-            def is_asked(loss: HeadLoss, name: FormatName = name) -> bool:
-                return loss.format == name and any(is_needed(loss, room) for room in left)
-
-            self._remeasure_heads(is_asked)
-            if self.curves.heads[number].ppl_ratio > max(left):
-                self.curves = self.curves.model_copy(update={"heads": self.curves.heads[:number]})
+        heads: list[HeadLoss] = []
+        for known in self.curves.heads:
+            loss = self._on_all_tokens(known) if any(is_needed(known, room) for room in left) else known
+            if loss.ppl_ratio > max(left):
                 break
+            heads.append(loss)
+        self.curves = self.curves.model_copy(update={"heads": tuple(heads)})
 
     def with_columns(self) -> None:
         """Measures the formats that keep the quality in a dense run also with columns of down, which the units of other
@@ -335,16 +333,13 @@ class _Rest:
         self.curves = self.curves.model_copy(update={"formats": tuple(found.values())})
         return True
 
-    def _remeasure_heads(self, is_asked: Callable[[HeadLoss], bool]) -> None:
-        """Measures heads on all tokens that were measured on few, if it is asked for."""
-        losses = {loss.format: loss for loss in self.curves.heads}
-        names = [name for name, loss in losses.items() if is_asked(loss) and name not in self._sure_heads]
-        if not names or self._are_few(self._tokens):
-            return
-        self._sure_heads |= {*names}
-        self._steps.expect(len(names))
-        found = losses | {name: self._all.head(name) for name in names}
-        self.curves = self.curves.model_copy(update={"heads": tuple(found.values())})
+    def _on_all_tokens(self, known: HeadLoss) -> HeadLoss:
+        """Measures a head on all tokens that was measured on few."""
+        if known.format in self._sure_heads or self._are_few(self._tokens):
+            return known
+        self._sure_heads.add(known.format)
+        self._steps.expect(1)
+        return self._all.head(known.format)
 
     def _are_few(self, tokens: np.ndarray) -> bool:
         return tokens.size <= few_tokens(self._blocks).size
