@@ -45,7 +45,7 @@ from coldpress.compiler.stages.allocate._replay import Replays
 from coldpress.compiler.stages.allocate._rules import Inputs
 from coldpress.compiler.stages.allocate._searched import Searched
 from coldpress.compiler.steps import Steps
-from coldpress.schemas.curves import Curve, Curves, FormatLoss, HeadLoss, Loss, Point, Unexplored
+from coldpress.schemas.curves import Curve, Curves, FormatLoss, HeadLoss, KvCacheLoss, Loss, Point, Unexplored
 from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.families import (
     WHOLE_MLP,
@@ -54,6 +54,7 @@ from coldpress.schemas.families import (
     LayerFormats,
     Method,
     dense_family,
+    head_of,
     names_in,
     of_layers,
     slice_formats,
@@ -63,6 +64,7 @@ from coldpress.schemas.memory import OverBudgetError
 LOG = logging.getLogger(__name__)
 COARSE_DENSITIES = (0.5, 0.9)
 """Densities of the coarse measurement."""
+OwnLoss = HeadLoss | KvCacheLoss
 ERRORS = 2.0
 """Standard errors by which a coarse measurement may be wrong."""
 
@@ -155,7 +157,8 @@ class _Rest:
         self._hopes: dict[Method, _Hope] = {}
         self._sure: dict[tuple[LayerFormats, tuple[FamilyName, ...]], int] = {}
         """Tokens on which formats were measured, where those are more than few: by format and families."""
-        self._sure_heads: set[FormatName] = set()
+        self._sure_own: dict[str, int] = {}
+        """Tokens on which heads, and keys and values, were measured, where those are more than few: by format."""
         self._steps = Steps("allocate", 0, "passes")
 
     def fitting(self, budgets: Sequence[int | str]) -> list[Searched]:
@@ -168,9 +171,11 @@ class _Rest:
                 break  # larger formats lose less
         else:
             self._enlarge()
-        self._settle_heads(_is_open)
+        self._settle_heads()
         found = searched_together(self._config, *self._on(self.curves), budgets)
         if self._shrink(found):
+            found = searched_together(self._config, *self._on(self.curves), budgets)
+        while self._settle_taken(found):
             found = searched_together(self._config, *self._on(self.curves), budgets)
         streamed = {of_layers(one.best.candidate.format) for one in found if one.best and _streams_attention(one.best)}
         if not streamed:
@@ -193,21 +198,43 @@ class _Rest:
         names = head_formats_of(self._inputs.model)
         self._steps.expect(len(names))
         self._add(heads=tuple(map(self._few.head, names)))
-        self._settle_heads(_is_open)
+        self._settle_heads()
         return True
 
-    def _settle_heads(self, is_needed: Callable[[HeadLoss, float], bool]) -> None:
-        """Measures heads on more tokens where that is needed for the ratio that layers leave, the largest first. If one
-        loses too much, smaller ones lose more, and are left out."""
+    def _settle_heads(self) -> None:
+        """Measures heads on more tokens where few leave open whether they keep the ratio that layers leave, the largest
+        first. If one loses too much, smaller ones lose more, and are left out."""
         most = self._floor.max_ppl_ratio
         left = [most / max(1.0, loss.ppl_ratio) for loss in self.curves.formats if loss.ppl_ratio <= most] or [most]
-        heads: list[HeadLoss] = []
+        heads: list[OwnLoss] = []
         for known in self.curves.heads:
-            loss = self._on_all_tokens(known) if any(is_needed(known, room) for room in left) else known
+            is_open = any(_is_open(known, room) for room in left)
+            loss = self._closer(known, self._tokens) if is_open else known
             if loss.ppl_ratio > max(left):
                 break
             heads.append(loss)
         self.curves = self.curves.model_copy(update={"heads": tuple(heads)})
+
+    def _settle_taken(self, found: Sequence[Searched]) -> bool:
+        """Measures the heads, and the keys and values, that searches take on more tokens; on the whole validation text
+        where it is then open whether all losses together keep the quality. Tells whether any was measured."""
+        known = self.curves
+        for best in (one.best for one in found if one.best is not None):
+            head, kv_cache = head_of(best.candidate.format), best.candidate.kv_cache
+            taken: list[OwnLoss] = [
+                *(loss for loss in self.curves.heads if head is not None and loss.format == head.format),
+                *(loss for loss in self.curves.kv_caches if loss.kv_cache == kv_cache),
+            ]
+            error = ERRORS * math.hypot(*map(error_of, taken))
+            is_open = (best.ppl_ratio or 1.0) + error > self._floor.max_ppl_ratio
+            is_next = is_open and all(self._tokens_of(loss) >= self._tokens.size for loss in taken)
+            tokens = self._blocks if is_next else self._tokens
+            closer = {loss: self._closer(loss, tokens) for loss in taken}
+            if any(new is not old for old, new in closer.items()):
+                heads = tuple(closer.get(loss, loss) for loss in self.curves.heads)
+                kv_caches = tuple(closer.get(loss, loss) for loss in self.curves.kv_caches)
+                self.curves = self.curves.model_copy(update={"heads": heads, "kv_caches": kv_caches})
+        return self.curves is not known
 
     def with_columns(self) -> None:
         """Measures the formats that keep the quality in a dense run also with columns of down, which the units of other
@@ -264,7 +291,7 @@ class _Rest:
                 return (loss.format, loss.family) in taken and _is_rough(loss)
 
             again = [self._remeasure(is_asked, self._tokens, (family,)) for family in (self._dense, WHOLE_MLP)]
-            if any(again):
+            if any(again) or self._settle_taken(found):
                 continue
             taken = {one.method for one in best} & self._hopes.keys()
             if not taken:
@@ -284,7 +311,6 @@ class _Rest:
         """Measures the formats of selectors, and routings, which are few, on all tokens."""
         spec, config = self._inputs.model.spec, self._config
         routings = routing_curves(config.routing, spec)
-        self._settle_heads(lambda loss, most: loss.ppl_ratio <= most and _is_rough(loss))
         self.with_columns()
         self._steps.expect(len(routings))
         self._add(routings=tuple(map(self._all.routing, routings)))
@@ -328,18 +354,25 @@ class _Rest:
             return False
         self._sure |= {(name, families): tokens.size for name in names}
         self._steps.expect(len(names))
-        passes = self._all if tokens.size == self._tokens.size else self._every_token
+        passes = self._on_tokens(tokens)
         found = losses | {(name, family): passes.format(name, *families) for name in names}
         self.curves = self.curves.model_copy(update={"formats": tuple(found.values())})
         return True
 
-    def _on_all_tokens(self, known: HeadLoss) -> HeadLoss:
-        """Measures a head on all tokens that was measured on few."""
-        if known.format in self._sure_heads or self._are_few(self._tokens):
+    def _closer(self, known: OwnLoss, tokens: np.ndarray) -> OwnLoss:
+        """Measures a head, or keys and values, on more tokens, unless it was measured on as many or loses nothing."""
+        if self._tokens_of(known) >= tokens.size or not _is_rough(known):
             return known
-        self._sure_heads.add(known.format)
+        self._sure_own[_name(known)] = tokens.size
         self._steps.expect(1)
-        return self._all.head(known.format)
+        passes = self._on_tokens(tokens)
+        return passes.head(known.format) if isinstance(known, HeadLoss) else passes.kv_cache(known.kv_cache)
+
+    def _tokens_of(self, loss: OwnLoss) -> int:
+        return self._sure_own.get(_name(loss), few_tokens(self._blocks).size)
+
+    def _on_tokens(self, tokens: np.ndarray) -> Passes:
+        return self._all if tokens.size == self._tokens.size else self._every_token
 
     def _are_few(self, tokens: np.ndarray) -> bool:
         return tokens.size <= few_tokens(self._blocks).size
@@ -468,6 +501,10 @@ def hopeful(curve: Curve, densities: Sequence[float]) -> Curve:
         for density, loss in zip(densities, losses.tolist(), strict=True)
     )
     return curve.model_copy(update={"points": points})
+
+
+def _name(loss: OwnLoss) -> str:
+    return f"head {loss.format}" if isinstance(loss, HeadLoss) else f"kv_cache {loss.kv_cache}"
 
 
 def _is_rough(loss: Loss) -> bool:
