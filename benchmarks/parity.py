@@ -39,7 +39,7 @@ from coldpress.schemas.model import Model
 from tests.support import warm
 from tests.support.dense_codes import perplexity, with_codes
 from tests.support.hard_texts import HARD_TEXTS, around
-from tests.support.hf import all_logits, load_hf, roles_of
+from tests.support.hf import all_logits, load_hf, role_of, roles_of
 from tests.support.llama_library import LlamaLibrary
 from tests.support.models import MODEL_TYPES, write_model
 
@@ -171,16 +171,26 @@ class Plugin(Benchmark[Options]):
         return {"ppl_source": ppl_source, "over_source": ppl / ppl_source, "over_codes": over_codes}
 
     def _as_it_is(self, session: Session, source: Any, blocks: np.ndarray, error: float) -> Row:
-        """Returns the figures of weights in fp16, to which the source's are rounded; `error` is `max_logit_error`."""
+        """Returns the figures of weights as the artifact stores them: the source's matrices are rounded to fp16, except
+        those whose codes it keeps; `error` is `max_logit_error`."""
         prompt = blocks[0][:PROMPT_TOKENS].tolist()
         found = list(session.generate(prompt, self.options.new_tokens, ignore_eos=True).token_ids)
         ties, equal = near_ties(source, prompt, found, error)
-        for tensor in source.parameters():
-            tensor.data = tensor.data.half().float()
+        exact = _kept_codes(session)
+        for name, tensor in source.named_parameters():
+            if tensor.ndim > 1 and role_of(name) not in exact:  # vectors are kept in float32
+                tensor.data = tensor.data.half().float()
         session.decoder.begin(len(blocks[0]))
         halved = all_logits(source, blocks[0].tolist(), half_keys=True)
         off = np.abs(session.decoder.prefill(blocks[0].astype(np.int64)) - halved).max()
         return {"tokens_equal": equal, "near_ties": ties, "half_keys_error": float(off / np.abs(halved).max())}
+
+
+def _kept_codes(session: Session) -> set[str]:
+    """Returns the roles of matrices whose codes a GGUF file gave, which are not rounded to fp16."""
+    manifest = session.artifact.manifest
+    stored = [*manifest.resident, *manifest.flash.tables]
+    return {tensor.role for tensor in stored if tensor.format not in (None, "fp16")}
 
 
 def of_file(file: Path, record: Model, source: Any, session: Session) -> Row:

@@ -21,7 +21,7 @@ from coldpress.compiler.stages.ingest import IngestConfig
 from coldpress.runtime.sparsity import flash
 from coldpress.schemas.activations import Activations
 from coldpress.schemas.corpus import SPLITS, Corpus, Split
-from coldpress.schemas.curves import Curve, Curves, Point
+from coldpress.schemas.curves import Curve, Curves, HeadLoss, Point
 from coldpress.schemas.errors import ColdpressError, DoesNotFitError
 from coldpress.schemas.memory import OverBudgetError
 from coldpress.schemas.model import Model
@@ -208,6 +208,33 @@ def test_a_run_that_fits_only_without_attention_is_measured_as_it_is_rounded(
     assert not {title for title in building.passes if title.startswith("curve")}, "nothing that cannot fit is measured"
     assert found.tried[0].reason is not None
     assert "attention's are read from flash, too" in found.tried[0].reason
+
+
+def test_a_head_that_is_taken_is_measured_on_more_text(
+    building: Building, formats: Curves, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On the text that is asked for, and on all of it where that leaves the floor open."""
+    settings: dict[str, Any] = {"format": "fp16", "max_ppl_ratio": 3.0}
+    with pytest.raises(DoesNotFitError) as refused:
+        building.run(formats, "10%", monkeypatch, **settings)
+    assert isinstance(refused.value, OverBudgetError)
+    least = refused.value.needed_bytes
+    lucky = tuple(
+        HeadLoss(format=one.format, ppl_ratio=1.0, **NO_LOSS | {"ppl_ratio_error": 0.02}) for one in formats.heads
+    )
+    rough = formats.model_copy(update={"heads": lucky})
+    building.passes.clear()
+    found = building.run(rough, least, monkeypatch, **settings)
+    assert found.head is not None, "with the head in fp16 it does not fit"
+    title = f"head-{found.head.format}"
+    assert [building.passes.get(f"head-{one.format}") for one in lucky if one.format != found.head.format] == [None] * 2
+    assert building.passes[title] == NUM_TOKENS
+    assert found.curves is not None
+    errors = {one.format: one.ppl_ratio_error for one in found.curves.heads}
+    assert [name for name, error in errors.items() if error != 0.02] == [found.head.format], "others are as rough"
+    monkeypatch.setattr(_finalists, "ERRORS", 1e4)
+    building.run(rough, least, monkeypatch, **settings)  # now its error reaches beyond the floor
+    assert building.passes[title] == TOKENS["validation"].size
 
 
 def test_a_text_of_few_tokens_is_measured_at_all_densities(

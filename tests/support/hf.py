@@ -112,12 +112,7 @@ def roles_of(model: Any, spec: ModelSpec) -> dict[str, np.ndarray]:
     """Returns role -> float32 array; splits fused projections and translates OPT's names."""
     roles: dict[str, np.ndarray] = {}
     for name, tensor in model.state_dict().items():
-        role = name.removeprefix("model.").removeprefix("decoder.").replace("self_attn.", "").replace("mlp.", "")
-        parts = role.split(".")
-        if parts[0] == "layers":
-            parts[2] = RENAMED.get(parts[2], parts[2])
-        elif parts[0] == "final_layer_norm":
-            parts[0] = "norm"
+        parts = role_of(name).split(".")
         values = np.ascontiguousarray(tensor.numpy(), np.float32)
         roles |= _split(parts, values, spec)
     if spec.tie_word_embeddings:
@@ -125,6 +120,18 @@ def roles_of(model: Any, spec: ModelSpec) -> dict[str, np.ndarray]:
     if spec.position == "rotary":
         roles["rotary.inv_freq"] = model.model.rotary_emb.inv_freq.numpy().astype(np.float32)
     return roles
+
+
+def role_of(name: str) -> str:
+    """Returns the role of a parameter of transformers; of a fused projection the name without prefixes."""
+    parts = (
+        name.removeprefix("model.").removeprefix("decoder.").replace("self_attn.", "").replace("mlp.", "").split(".")
+    )
+    if parts[0] == "layers":
+        parts[2] = RENAMED.get(parts[2], parts[2])
+    elif parts[0] == "final_layer_norm":
+        parts[0] = "norm"
+    return ".".join(parts)
 
 
 def _split(parts: list[str], values: np.ndarray, spec: ModelSpec) -> dict[str, np.ndarray]:
