@@ -3,6 +3,7 @@
 Blocks of text are few; fewer than eight are cut into as many parts, over which errors are taken.
 """
 
+import hashlib
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from coldpress.compiler.activity.calibration_pass import ComputeConfig, stream_o
 from coldpress.compiler.activity.forward import LayerStream
 from coldpress.compiler.activity.gram_pass import add_grams
 from coldpress.compiler.activity.rounded import Rounded, RoundedHead, RoundedKeys
-from coldpress.compiler.activity.variants import Differences, Variant, compare, last_hidden
+from coldpress.compiler.activity.variants import Differences, Variant, compare, last_hidden, one_layer_each
 from coldpress.compiler.block_statistics import perplexity, standard_error
 from coldpress.compiler.io import Workspace, load_arrays
 from coldpress.compiler.kept_codes import keeping
@@ -134,13 +135,31 @@ class Passes:
     def format(self, formats: LayerFormats, *families: FamilyName) -> FormatLoss:
         """Returns the loss of formats, with the matrices of `families`, the MLP's first, rounded in slices of their
         units: columns of a down projection lose up to four times as much as rows."""
-        name = formats if isinstance(formats, str) else "own"
-        title = "-".join(("format", name, self.rounding.name, *families))
-        rounded = Rounded(self.stream, keeping(self.stream.model, formats), self.rounding, families)
+        rounded = self._rounded(formats, *families)
         if rounded.is_exact:
             self.steps.add()
             return FormatLoss(format=formats, family=families[0], **NO_LOSS)
+        title = "-".join(("format", *self._names(formats), *families))
         return FormatLoss(format=formats, family=families[0], **self.loss(title, lambda: rounded))
+
+    def layer_effects(self, formats: LayerFormats, family: FamilyName) -> np.ndarray:
+        """Returns the mean divergence with one layer alone in a format, float64 [L], nats per token. Memory holds the
+        hidden states of as many variants as layers."""
+        rounded = self._rounded(formats, family)
+        if rounded.is_exact:
+            self.steps.add()
+            return np.zeros(self.stream.spec.num_hidden_layers)
+        title = "-".join(("layers", *self._names(formats), family))
+        found = self.differences(title, lambda: one_layer_each(self.stream, rounded, self.tokens))
+        return found.kld.mean(axis=(1, 2))
+
+    def _rounded(self, formats: LayerFormats, *families: FamilyName) -> Rounded:
+        return Rounded(self.stream, keeping(self.stream.model, formats), self.rounding, families)
+
+    def _names(self, formats: LayerFormats) -> tuple[str, str]:
+        """Returns what a file of a pass in formats is named after."""
+        name = formats if isinstance(formats, str) else f"mix-{hashlib.sha256(repr(formats).encode()).hexdigest()[:16]}"
+        return name, self.rounding.name
 
     def head(self, name: FormatName) -> HeadLoss:
         """Returns the loss of the head in a format: the whole model's hidden states are multiplied by it, and those of

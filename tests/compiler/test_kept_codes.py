@@ -12,6 +12,7 @@ from coldpress.compiler.activity.forward import LayerStream
 from coldpress.compiler.activity.layer_counts import Activity, countable_families
 from coldpress.compiler.activity.rounded import Rounded
 from coldpress.compiler.checkpoint.tensors import read_codes
+from coldpress.compiler.cost_model import unit_bytes
 from coldpress.compiler.io import Workspace, load_record
 from coldpress.compiler.kept_codes import keeping, own_layers
 from coldpress.compiler.quality.passes import Passes
@@ -25,7 +26,8 @@ from coldpress.runtime.plugins import load
 from coldpress.runtime.quantization import Format
 from coldpress.schemas.activations import Activations
 from coldpress.schemas.corpus import Corpus
-from coldpress.schemas.families import BLOCKS, WHOLE_MLP, kept_of
+from coldpress.schemas.curves import Curves, FormatLoss
+from coldpress.schemas.families import BLOCKS, WHOLE_MLP, FamilyName, LayerFormats, kept_of, num_units
 from coldpress.schemas.model import Model
 from coldpress.schemas.sparsity import Sparsity
 from tests.support.checkpoints import run
@@ -121,15 +123,20 @@ def test_what_keeps_all_codes_loses_nothing(source: Source) -> None:
     assert not Rounded(stream, keeping(source.model, "q4_k"), NEAREST, (BLOCKS,)).is_exact
 
 
-def test_the_file_s_formats_are_taken_unmeasured_where_they_fit(
-    source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture(scope="module")
+def explored(source: Source, tmp_path_factory: pytest.TempPathFactory) -> tuple[Model, Corpus, Activations, Curves]:
     model, corpus = source.model, load_record(source.folder / "tokenize.json", Corpus)
-    families = countable_families(model.spec)
-    counting = families, Activity(frozenset()), Workspace(tmp_path / "calibrate", "test"), 1
+    folder, families = tmp_path_factory.mktemp("explored"), countable_families(model.spec)
+    counting = families, Activity(frozenset()), Workspace(folder / "calibrate", "test"), 1
     activations = count_activity(PassConfig(), model, corpus, *counting)
-    work = Workspace(tmp_path / "explore", "test")
-    curves = explore.run(ExploreConfig(method="auto"), model, corpus, activations, work, 1)
+    work = Workspace(folder / "explore", "test")
+    return model, corpus, activations, explore.run(ExploreConfig(method="auto"), model, corpus, activations, work, 1)
+
+
+def test_the_file_s_formats_are_taken_unmeasured_where_they_fit(
+    explored: tuple[Model, Corpus, Activations, Curves], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, corpus, activations, curves = explored
     own = own_layers(model)
     assert [(loss.format, loss.family, loss.ppl_ratio) for loss in curves.formats] == [(own, "block", 1.0)]
     assert curves.heads == ()
@@ -155,6 +162,53 @@ def test_the_file_s_formats_are_taken_unmeasured_where_they_fit(
     assert (whole.method, whole.formats) == ("dense", keeping(model, own))
     tight = taken("3MB")
     assert {"format-int4_group32-rtn-block", "format-int4_group32-rtn-neuron", "head-int4_group32"} <= titles
-    assert "format-own-rtn-neuron" not in titles, "columns of 128 values are no whole block of q4_k"
+    assert not {title for title in titles if title.endswith("-rtn-neuron") and "int4" not in title}, (
+        "columns of 128 values are no whole block of q4_k"
+    )
     assert tight.curves is not None
     assert {own, "int4_group32"} == {loss.format for loss in tight.curves.formats}
+
+
+def test_layers_have_smaller_formats_where_the_file_s_own_do_not_fit(
+    explored: tuple[Model, Corpus, Activations, Curves], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As few layers as make the model fit, and those that lose least by it."""
+    model, corpus, activations, curves = explored
+    own, measured = own_layers(model), Passes.format
+    assert isinstance(own, tuple)
+    for module in (_finalists, allocate._judge):
+        monkeypatch.setattr(module, "candidates", lambda *_: ("dense", "topk"))
+
+    def lossy(passes: Passes, formats: LayerFormats, *families: FamilyName) -> FormatLoss:
+        ratio = 1.2 if formats == "int4_group32" else 1.02
+        return measured(passes, formats, *families).model_copy(update={"ppl_ratio": ratio, "mean_kld": ratio - 1})
+
+    monkeypatch.setattr(Passes, "format", lossy)
+    monkeypatch.setattr(_finalists, "head_formats_of", lambda _: ())
+    effects = np.random.default_rng(3).permutation(LAYERS) / 1e4
+    monkeypatch.setattr(Passes, "layer_effects", lambda _, name, __: effects * (name != own))
+
+    def taken(budget: int) -> Sparsity:
+        config = AllocateConfig(
+            method="auto",
+            format="auto",
+            dram_budget=budget,
+            context_length=64,
+            max_ppl_ratio=1.05,
+            density_allocation="uniform",
+        )
+        work = Workspace(tmp_path / str(budget), "test")
+        return allocate.run(config, model, activations, device_of(), work, corpus, curves=curves)
+
+    needed = taken(100_000_000).tried[0].dram_bytes
+    assert needed is not None
+    saved = [unit_bytes(BLOCKS, model.spec, one) - unit_bytes(BLOCKS, model.spec, "int4_group32") for one in own]
+    assert [layer for layer, nbytes in enumerate(saved) if nbytes] == list(FINE), "q4_k takes as many bytes"
+    fewer_bytes = 2 * saved[0] * num_units(BLOCKS, model.spec)
+    found = taken(needed - fewer_bytes)
+    dear = max(FINE, key=lambda layer: effects[layer])
+    small = {*FINE} - {dear}
+    assert found.layer_formats == tuple("int4_group32" if layer in small else name for layer, name in enumerate(own))
+    best = found.tried[0]
+    assert (best.ppl_ratio, best.method) == (pytest.approx(1.02), "dense")
+    assert best.dram_bytes == needed - fewer_bytes, "everything is in DRAM"

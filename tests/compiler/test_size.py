@@ -13,11 +13,11 @@ import torch
 from coldpress.compiler.activity.forward import LayerStream
 from coldpress.compiler.checkpoint.tensors import read_role
 from coldpress.compiler.io import Workspace, load_arrays, save_arrays
+from coldpress.compiler.search.by_layer import Options, first_that_meets, path_of, scaled_effects
 from coldpress.compiler.stages import ingest
 from coldpress.compiler.stages.ingest import IngestConfig
 from coldpress.compiler.stages.size import SizeConfig, choose, run
 from coldpress.compiler.stages.size.passes import Network, Networks, effects_alone, network_of, nll_with
-from coldpress.compiler.stages.size.search import Options, first_that_meets, path_of, scaled_effects
 from coldpress.runtime.quantization import fp16
 from coldpress.runtime.sparsity import predictor
 from coldpress.schemas.corpus import SPLITS, Corpus, TokenBlocks

@@ -15,14 +15,14 @@ import logging
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 
 from coldpress.compiler.activity.calibration_pass import stream_of
 from coldpress.compiler.activity.forward import LayerStream
-from coldpress.compiler.candidates import ATTENTION, AUTO, candidates, misfit, own_options
+from coldpress.compiler.candidates import ATTENTION, AUTO, DENSE, candidates, misfit, own_options
 from coldpress.compiler.io import Workspace, load_arrays
 from coldpress.compiler.quality.passes import NO_LOSS, Passes, remove_grams, rounding_of
 from coldpress.compiler.quality.routings import routing_curves
@@ -37,9 +37,11 @@ from coldpress.compiler.quality.variants import (
     smaller_formats_of,
 )
 from coldpress.compiler.rounding._matrix import Rounding
-from coldpress.compiler.search import MARGIN, Judged
+from coldpress.compiler.search import MARGIN, Candidate, Judged
+from coldpress.compiler.search.by_layer import Sizes
 from coldpress.compiler.stages.allocate._budgets import searched_together
 from coldpress.compiler.stages.allocate._config import AllocateConfig
+from coldpress.compiler.stages.allocate._mixed import Mixes, last_that_fits
 from coldpress.compiler.stages.allocate._quality import LEAST_ERROR, Floor, error_of
 from coldpress.compiler.stages.allocate._replay import Replays
 from coldpress.compiler.stages.allocate._rules import Inputs
@@ -53,6 +55,7 @@ from coldpress.schemas.families import (
     FormatName,
     LayerFormats,
     Method,
+    by_layer,
     dense_family,
     head_of,
     names_in,
@@ -65,6 +68,8 @@ LOG = logging.getLogger(__name__)
 COARSE_DENSITIES = (0.5, 0.9)
 """Densities of the coarse measurement."""
 OwnLoss = HeadLoss | KvCacheLoss
+HOPEFUL = 2.0
+"""Divergence, over the logarithm of max_ppl_ratio, up to which formats by layer are worth a measurement."""
 ERRORS = 2.0
 """Standard errors by which a coarse measurement may be wrong."""
 
@@ -175,6 +180,8 @@ class _Rest:
         found = searched_together(self._config, *self._on(self.curves), budgets)
         if self._shrink(found):
             found = searched_together(self._config, *self._on(self.curves), budgets)
+        if self._mix(found):
+            found = searched_together(self._config, *self._on(self.curves), budgets)
         while self._settle_taken(found):
             found = searched_together(self._config, *self._on(self.curves), budgets)
         streamed = {of_layers(one.best.candidate.format) for one in found if one.best and _streams_attention(one.best)}
@@ -200,6 +207,48 @@ class _Rest:
         self._add(heads=tuple(map(self._few.head, names)))
         self._settle_heads()
         return True
+
+    def _mix(self, found: Sequence[Searched]) -> bool:
+        """Measures formats by layer with which a whole model fits in DRAM, where no single format lets it and they may
+        keep the quality; tells whether any was looked at."""
+        most, spec = self._floor.max_ppl_ratio, self._inputs.model.spec
+        names = self._mixed_names()
+        reading = [one for one in found if one.best is None or not one.best.holds_everything]
+        if self._config.format != AUTO or math.isinf(most) or len(names) < 2 or not reading:
+            return False
+        mixes = Mixes(self._inputs.model, names, self.curves.heads)
+
+        def fits(one: Searched, sizes: Sizes) -> bool:
+            formats = by_layer(mixes.formats(sizes), spec.num_hidden_layers)
+            return one.judge(Candidate(DENSE, formats, None, one.space.caches[0])).holds_everything
+
+        fitting = [one for one in reading if fits(one, (0,) * (spec.num_hidden_layers + 1))]
+        if not fitting:
+            return True
+        self._steps.expect(len(names))
+        path, lost = mixes.path([self._few.layer_effects(name, self._dense) for name in names])
+        places = {last_that_fits(path, partial(fits, one)) for one in fitting}
+        hopeful = [place for place in sorted(places) if lost[place] <= HOPEFUL * math.log(most)]
+        known = {loss.format for loss in self.curves.formats}
+        for name in {of_layers(mixes.formats(path[place])): None for place in hopeful}:
+            if name not in known:
+                self._measure_formats([name], self._dense)
+                self._settle(name)
+        return True
+
+    def _mixed_names(self) -> list[LayerFormats]:
+        """Returns the formats that may be mixed, the smallest first; each loses less than all smaller ones: the largest
+        two that lose too much, the smallest that keeps the quality, and the one that loses least."""
+        names: list[LayerFormats] = []
+        least = math.inf
+        for name in _smallest_first(self.curves.formats, self._dense):
+            loss = self.curves.format_loss(name, self._dense)
+            assert loss is not None
+            if loss.mean_kld < least:
+                names, least = [*names, name], loss.mean_kld
+        good = list(map(self._is_good, names))
+        first = good.index(True) if any(good) else len(names)
+        return [*names[max(0, first - 2) : first + 1], *names[first + 1 :][-1:]]
 
     def _settle_heads(self) -> None:
         """Measures heads on more tokens where few leave open whether they keep the ratio that layers leave, the largest

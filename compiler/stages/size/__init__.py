@@ -24,7 +24,7 @@ from pydantic import Field
 from coldpress.compiler.activity.calibration_pass import ComputeConfig, stream_of
 from coldpress.compiler.activity.choice import selector_arrays
 from coldpress.compiler.io import load_arrays
-from coldpress.compiler.stages.size.search import Options, Sizes, first_that_meets, path_of, scaled_effects
+from coldpress.compiler.search.by_layer import Options, Sizes, first_that_meets, path_of, scaled_effects
 from coldpress.runtime.plugins import load
 from coldpress.runtime.sparsity import Selector
 from coldpress.schemas.config import Key

@@ -1,13 +1,14 @@
-"""Finds the size of each layer's predictor: starts from the smallest, and spends each byte where it saves most
-perplexity. Pure: bytes and effects go in, positions on ladders come out. Effects of layers are assumed to add up; the
+"""Divides bytes among layers: starts from the smallest predictor, or format, of each, and spends each byte where it
+saves most. Pure: bytes and effects go in, positions on ladders come out. Effects of layers are assumed to add up; the
 caller measures the true effect of all together."""
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 Sizes = tuple[int, ...]
-"""Per layer, the position of its predictor on its ladder."""
+"""Per layer, the position of its predictor, or format, on its ladder."""
 
 
 @dataclass(frozen=True)
@@ -16,10 +17,10 @@ class Options:
 
     nbytes: tuple[int, ...]
     effect: tuple[float, ...]
-    """Effect on the model if only this layer has a predictor; effects of layers add up."""
+    """Effect on the model if only this layer has it; effects of layers add up."""
 
 
-def path_of(layers: Sequence[Options], limit_bytes: int) -> list[Sizes]:
+def path_of(layers: Sequence[Options], limit_bytes: float = math.inf) -> list[Sizes]:
     """Returns ever larger sizes, from the smallest of all layers until nothing more fits `limit_bytes`. Each step
     enlarges the layer whose larger predictor saves most per byte; one that saves nothing comes last."""
     at = [0] * len(layers)
@@ -42,7 +43,8 @@ def path_of(layers: Sequence[Options], limit_bytes: int) -> list[Sizes]:
 
 
 def _saved_per_byte(options: Options, now: int, larger: int) -> float:
-    return (options.effect[now] - options.effect[larger]) / (options.nbytes[larger] - options.nbytes[now])
+    saved, more_bytes = options.effect[now] - options.effect[larger], options.nbytes[larger] - options.nbytes[now]
+    return saved / more_bytes if more_bytes > 0 else math.copysign(math.inf, saved)
 
 
 def first_that_meets(meets: Callable[[int], bool], length: int, start: int) -> int:
