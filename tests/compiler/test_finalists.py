@@ -14,7 +14,7 @@ from coldpress.compiler.io import Workspace
 from coldpress.compiler.quality import trace
 from coldpress.compiler.quality.passes import Passes
 from coldpress.compiler.stages import allocate, explore, ingest
-from coldpress.compiler.stages.allocate import AllocateConfig, _finalists
+from coldpress.compiler.stages.allocate import AllocateConfig, _finalists, _formats
 from coldpress.compiler.stages.allocate._finalists import hopeful
 from coldpress.compiler.stages.explore import ExploreConfig
 from coldpress.compiler.stages.ingest import IngestConfig
@@ -232,7 +232,7 @@ def test_a_head_that_is_taken_is_measured_on_more_text(
     assert found.curves is not None
     errors = {one.format: one.ppl_ratio_error for one in found.curves.heads}
     assert [name for name, error in errors.items() if error != 0.02] == [found.head.format], "others are as rough"
-    monkeypatch.setattr(_finalists, "ERRORS", 1e4)
+    monkeypatch.setattr(_formats, "ERRORS", 1e4)
     building.run(rough, least, monkeypatch, **settings)  # now its error reaches beyond the floor
     assert building.passes[title] == TOKENS["validation"].size
 

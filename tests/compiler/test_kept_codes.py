@@ -18,7 +18,7 @@ from coldpress.compiler.kept_codes import keeping, own_layers
 from coldpress.compiler.quality.passes import Passes
 from coldpress.compiler.rounding._matrix import NEAREST
 from coldpress.compiler.stages import allocate, explore
-from coldpress.compiler.stages.allocate import AllocateConfig, _finalists
+from coldpress.compiler.stages.allocate import AllocateConfig, _finalists, _formats
 from coldpress.compiler.stages.explore import ExploreConfig
 from coldpress.compiler.stages.export._stored import StoredModel
 from coldpress.runtime.generate.session import Session
@@ -184,7 +184,7 @@ def test_layers_have_smaller_formats_where_the_file_s_own_do_not_fit(
         return measured(passes, formats, *families).model_copy(update={"ppl_ratio": ratio, "mean_kld": ratio - 1})
 
     monkeypatch.setattr(Passes, "format", lossy)
-    monkeypatch.setattr(_finalists, "head_formats_of", lambda _: ())
+    monkeypatch.setattr(_formats, "head_formats_of", lambda _: ())
     effects = np.random.default_rng(3).permutation(LAYERS) / 1e4
     monkeypatch.setattr(Passes, "layer_effects", lambda _, name, __: effects * (name != own))
 
