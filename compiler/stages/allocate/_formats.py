@@ -142,7 +142,7 @@ class MeasuredFormats:
 
     def _mix(self, found: Sequence[Searched]) -> bool:
         """Measures formats by layer with which a whole model fits in DRAM, where no single format lets it and they may
-        keep the quality; tells whether any was looked at."""
+        keep the quality; tells whether any was measured."""
         most, spec = self._floor.max_ppl_ratio, self._inputs.model.spec
         names = self._mixed_names()
         reading = [one for one in found if one.best is None or not one.best.holds_everything]
@@ -156,17 +156,17 @@ class MeasuredFormats:
 
         fitting = [one for one in reading if fits(one, (0,) * (spec.num_hidden_layers + 1))]
         if not fitting:
-            return True
+            return False
         self._steps.expect(len(names))
         path, lost = mixes.path([self._few.layer_effects(name, self._dense) for name in names])
         places = {last_that_fits(path, partial(fits, one)) for one in fitting}
         hopeful = [place for place in sorted(places) if lost[place] <= HOPEFUL * math.log(most)]
         known = {loss.format for loss in self.curves.formats}
-        for name in {of_layers(mixes.formats(path[place])): None for place in hopeful}:
-            if name not in known:
-                self._measure_formats([name], self._dense)
-                self._settle(name)
-        return True
+        new = {of_layers(mixes.formats(path[place])) for place in hopeful} - known
+        for name in sorted(new, key=str):
+            self._measure_formats([name], self._dense)
+            self._settle(name)
+        return bool(new)
 
     def _mixed_names(self) -> list[LayerFormats]:
         """Returns the formats that may be mixed, the smallest first; each loses less than all smaller ones: the largest

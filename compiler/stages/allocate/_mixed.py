@@ -35,8 +35,8 @@ class Mixes:
     """Formats of the head that are smaller than the usual one, the largest first."""
 
     def formats(self, sizes: Sizes) -> Formats:
-        """Returns the formats of sizes, a position in `names` for each layer and then one among heads, the smallest
-        first, of which the usual one is the last."""
+        """Returns the formats at these sizes: a position in `names` for each layer, then one for the head, which counts
+        from the smallest head up to the usual one."""
         *layers, head = sizes
         mixed = tuple(layer_format(self.names[at], layer) for layer, at in enumerate(layers))
         found = keeping(self.model, self.names[layers[0]] if len({*layers}) == 1 else mixed)
