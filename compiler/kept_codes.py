@@ -11,6 +11,7 @@ from coldpress.schemas.families import (
     FormatName,
     Formats,
     LayerFormats,
+    OwnFormats,
     UnitFormat,
     names_in,
     unit_format,
@@ -20,11 +21,11 @@ from coldpress.schemas.families import (
 from coldpress.schemas.model import MLP_ROLES, Model
 
 
-def keeping(model: HasShapes, layers: LayerFormats) -> Formats:
+def keeping(model: HasShapes, layers: Formats) -> Formats:
     """Returns formats of layers beside those of the matrices outside of MLPs that keep their codes: where the file's
     MLPs have a format of the layers, too, or where the codes take no more bytes than they otherwise would; of the head
-    only there. A model that is only described has no codes."""
-    if not isinstance(model, Model):
+    only there. Formats that say this already stay; a model that is only described has no codes."""
+    if isinstance(layers, OwnFormats) or not isinstance(model, Model):
         return layers
     spec, kept = model.spec, dict[str, FormatName]()
     is_own = not own_formats_of_mlps(model).isdisjoint(names_in(layers))

@@ -10,7 +10,16 @@ of float16; and `<layer>.<family>.unit_norms` float32 [num_units], the norms of 
 from pydantic import Field
 
 from coldpress.schemas.base import ArrayFile, Count, Extended, PositiveCount, Record, Sha256, Share
-from coldpress.schemas.families import WHOLE_MLP, FamilyName, FormatName, LayerFormats, Method
+from coldpress.schemas.families import (
+    WHOLE_MLP,
+    FamilyName,
+    FormatName,
+    Formats,
+    KeptFormat,
+    LayerFormats,
+    Method,
+    with_own,
+)
 from coldpress.schemas.layout import KvCacheFormat, RoutingName
 
 
@@ -53,6 +62,12 @@ class FormatLoss(Loss):
     format: LayerFormats
     family: FamilyName = WHOLE_MLP
     """The family in whose slices the MLP's matrices were rounded: a column of down loses more than a row."""
+    kept: tuple[KeptFormat, ...] = ()
+    """Formats of matrices outside of MLPs, where they were chosen one by one."""
+
+    @property
+    def formats(self) -> Formats:
+        return with_own(self.format, kept=self.kept)
 
 
 class HeadLoss(Loss):

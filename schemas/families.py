@@ -57,7 +57,7 @@ class HeadFormat(Record):
 
 
 class KeptFormat(Record):
-    """Matrices outside of units that keep a quantized file's codes, in a format other than goes with the layers'."""
+    """Matrices outside of units in another format than goes with the layers': a quantized file's, or a chosen one."""
 
     format: FormatName
     roles: tuple[str, ...]

@@ -22,13 +22,15 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-class _Like(LayerStream):
+class Variation(LayerStream):
+    """The model of another stream, with its arithmetic; a subclass changes what it computes."""
+
     def __init__(self, source: LayerStream) -> None:
         dtype: Any = str(source.dtype).removeprefix("torch.")
         super().__init__(source.model, source.threads, str(source.device), dtype=dtype)
 
 
-class Rounded(_Like):
+class Rounded(Variation):
     """A model whose layers' matrices have the values that a build in a format gives them."""
 
     def __init__(
@@ -89,7 +91,7 @@ def _codec(name: FormatName) -> Format:
     return plugins.load("coldpress.runtime.quantization", Format, name)
 
 
-class RoundedHead(_Like):
+class RoundedHead(Variation):
     """A model whose head, and the embeddings where they are tied to it, have the values that a format gives them."""
 
     def __init__(self, source: LayerStream, format_name: FormatName) -> None:
@@ -106,7 +108,7 @@ class RoundedHead(_Like):
         return decode_rows(self._format.encode(values), values.shape[1], self._format.name(), num_threads=1)
 
 
-class RoundedKeys(_Like):
+class RoundedKeys(Variation):
     """A model whose attention sees keys and values as a KV cache in a format holds them, each head for itself."""
 
     def __init__(self, source: LayerStream, kind: KvCacheFormat) -> None:

@@ -53,18 +53,6 @@ def last_hidden(stream: LayerStream, tokens: np.ndarray, variants: Sequence[Vari
     return by_variant[np.argsort(order).tolist()].reshape(hidden.shape)
 
 
-def one_layer_each(stream: LayerStream, changed: LayerStream, tokens: np.ndarray) -> "Tensor":
-    """Returns hidden states after the last layer, [L * num_blocks, T, hidden_size], of as many variants as layers: each
-    has one layer of the changed model, and all others of the source. Token blocks are int [num_blocks, T]."""
-    import torch
-
-    hidden, num_blocks = stream.embed(tokens), len(tokens)
-    for layer in range(stream.spec.num_hidden_layers):
-        own = changed.run_layer(layer, hidden[:num_blocks])
-        hidden = torch.cat([stream.run_layer(layer, hidden), own])
-    return hidden[num_blocks:]
-
-
 def compare(
     stream: LayerStream, tokens: np.ndarray, whole: "Tensor", hidden: "Tensor", head: LayerStream | None = None
 ) -> Differences:

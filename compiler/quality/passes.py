@@ -15,7 +15,7 @@ from coldpress.compiler.activity.calibration_pass import ComputeConfig, stream_o
 from coldpress.compiler.activity.forward import LayerStream
 from coldpress.compiler.activity.gram_pass import add_grams
 from coldpress.compiler.activity.rounded import Rounded, RoundedHead, RoundedKeys
-from coldpress.compiler.activity.variants import Differences, Variant, compare, last_hidden, one_layer_each
+from coldpress.compiler.activity.variants import Differences, Variant, compare, last_hidden
 from coldpress.compiler.block_statistics import perplexity, standard_error
 from coldpress.compiler.io import Workspace, load_arrays
 from coldpress.compiler.kept_codes import keeping
@@ -30,7 +30,7 @@ from coldpress.schemas.activations import Activations
 from coldpress.schemas.base import Options
 from coldpress.schemas.corpus import Corpus
 from coldpress.schemas.curves import Curve, FormatLoss, HeadLoss, KvCacheLoss, Point, RoutedPoint, RoutingCurve
-from coldpress.schemas.families import FamilyName, FormatName, LayerFormats
+from coldpress.schemas.families import FamilyName, FormatName, Formats, kept_of, of_layers
 from coldpress.schemas.layout import KvCacheFormat
 from coldpress.schemas.model import Model, ModelSpec
 
@@ -132,34 +132,17 @@ class Passes:
         LOG.info("%s: %s: perplexity ratio %.4f", self.stage, title, loss["ppl_ratio"])
         return loss
 
-    def format(self, formats: LayerFormats, *families: FamilyName) -> FormatLoss:
+    def format(self, formats: Formats, *families: FamilyName) -> FormatLoss:
         """Returns the loss of formats, with the matrices of `families`, the MLP's first, rounded in slices of their
         units: columns of a down projection lose up to four times as much as rows."""
-        rounded = self._rounded(formats, *families)
+        known: Any = {"format": of_layers(formats), "family": families[0], "kept": kept_of(formats)}
+        rounded = Rounded(self.stream, keeping(self.stream.model, formats), self.rounding, families)
         if rounded.is_exact:
             self.steps.add()
-            return FormatLoss(format=formats, family=families[0], **NO_LOSS)
-        title = "-".join(("format", *self._names(formats), *families))
-        return FormatLoss(format=formats, family=families[0], **self.loss(title, lambda: rounded))
-
-    def layer_effects(self, formats: LayerFormats, family: FamilyName) -> np.ndarray:
-        """Returns the mean divergence with one layer alone in a format, float64 [L], nats per token. Memory holds the
-        hidden states of as many variants as layers."""
-        rounded = self._rounded(formats, family)
-        if rounded.is_exact:
-            self.steps.add()
-            return np.zeros(self.stream.spec.num_hidden_layers)
-        title = "-".join(("layers", *self._names(formats), family))
-        found = self.differences(title, lambda: one_layer_each(self.stream, rounded, self.tokens))
-        return found.kld.mean(axis=(1, 2))
-
-    def _rounded(self, formats: LayerFormats, *families: FamilyName) -> Rounded:
-        return Rounded(self.stream, keeping(self.stream.model, formats), self.rounding, families)
-
-    def _names(self, formats: LayerFormats) -> tuple[str, str]:
-        """Returns what a file of a pass in formats is named after."""
+            return FormatLoss(**(known | NO_LOSS))
         name = formats if isinstance(formats, str) else f"mix-{hashlib.sha256(repr(formats).encode()).hexdigest()[:16]}"
-        return name, self.rounding.name
+        title = "-".join(("format", name, self.rounding.name, *families))
+        return FormatLoss(**known, **self.loss(title, lambda: rounded))
 
     def head(self, name: FormatName) -> HeadLoss:
         """Returns the loss of the head in a format: the whole model's hidden states are multiplied by it, and those of

@@ -60,12 +60,15 @@ class Rounding:
         """
         from threadpoolctl import threadpool_limits
 
+        with threadpool_limits(1):  # on several cores products round otherwise; a job of `quantize` has one
+            return choose_codes(self.algorithm, self.weights(model, role, axis), role, format_name)
+
+    def weights(self, model: Model, role: str, axis: Axis) -> Weights:
+        """Returns the slices of a layer's matrix along `axis`, with what is known of its inputs."""
         layer = int(role.split(".")[1])
         names = measured_roles(model.spec) & {matrix_of(role)}
         known = Known(grams_of(self.gram, layer, names), activations=self.activations)
-        weights = known.weights(model, role, axis)
-        with threadpool_limits(1):  # on several cores products round otherwise; a job of `quantize` has one
-            return choose_codes(self.algorithm, weights, role, format_name)
+        return known.weights(model, role, axis)
 
 
 NEAREST = Rounding(rtn.Plugin())

@@ -16,6 +16,7 @@ import numpy as np
 
 from coldpress.compiler.activity.calibration_pass import stream_of
 from coldpress.compiler.activity.forward import LayerStream
+from coldpress.compiler.activity.sensitivity import sensitivities
 from coldpress.compiler.candidates import ATTENTION, AUTO, DENSE, misfit
 from coldpress.compiler.io import Workspace, load_arrays
 from coldpress.compiler.quality.passes import Passes, remove_grams, rounding_of
@@ -31,16 +32,18 @@ from coldpress.compiler.search import Candidate, Judged
 from coldpress.compiler.search.by_layer import Sizes
 from coldpress.compiler.stages.allocate._budgets import searched_together
 from coldpress.compiler.stages.allocate._config import AllocateConfig
-from coldpress.compiler.stages.allocate._mixed import Mixes, last_that_fits
+from coldpress.compiler.stages.allocate._mixed import Mixes, expected_effects, last_that_fits
 from coldpress.compiler.stages.allocate._quality import LEAST_ERROR, Floor, error_of
 from coldpress.compiler.stages.allocate._rules import Inputs
 from coldpress.compiler.stages.allocate._searched import Searched
 from coldpress.compiler.steps import Steps
 from coldpress.schemas.curves import Curves, FormatLoss, HeadLoss, KvCacheLoss, Loss
 from coldpress.schemas.families import (
+    BLOCKS,
     WHOLE_MLP,
     FamilyName,
     FormatName,
+    Formats,
     LayerFormats,
     by_layer,
     dense_family,
@@ -53,6 +56,10 @@ from coldpress.schemas.families import (
 OwnLoss = HeadLoss | KvCacheLoss
 HOPEFUL = 2.0
 """Divergence, over the logarithm of max_ppl_ratio, up to which formats by layer are worth a measurement."""
+LEAST_TRIES = 2
+"""Measurements of the smallest formats by matrix that keep the quality: what is expected of them is a fifth too low."""
+SENSITIVITY_TOKENS = 1024
+"""Calibration tokens; twice as many change no choice by more than a hundredth (docs/experiments/formats.md)."""
 ERRORS = 2.0
 """Standard errors by which a coarse measurement may be wrong."""
 
@@ -69,6 +76,8 @@ class MeasuredFormats:
         self._sure_own: dict[str, int] = {}
         """Tokens on which heads, and keys and values, were measured, where those are more than few: by format."""
         self._steps = Steps("allocate", 0, "passes")
+        self._mixes: Mixes | None = None
+        """Formats by matrix, once they were expected."""
 
     def fitting(self, budgets: Sequence[int | str]) -> list[Searched]:
         """Searches without any selector, after measuring again each format whose quality few tokens leave open."""
@@ -82,10 +91,9 @@ class MeasuredFormats:
             self._enlarge()
         self._settle_heads()
         found = searched_together(self._config, *self._on(self.curves), budgets)
-        if self._shrink(found):
-            found = searched_together(self._config, *self._on(self.curves), budgets)
-        if self._mix(found):
-            found = searched_together(self._config, *self._on(self.curves), budgets)
+        for measured in (self._measure_heads, self._mix, self._shrink):
+            if measured(found):
+                found = searched_together(self._config, *self._on(self.curves), budgets)
         while self._settle_taken(found):
             found = searched_together(self._config, *self._on(self.curves), budgets)
         streamed = {of_layers(one.best.candidate.format) for one in found if one.best and streams_attention(one.best)}
@@ -115,14 +123,25 @@ class MeasuredFormats:
         any was measured."""
         smaller = smaller_formats_of(self._inputs.model)
         is_open = self._config.format == AUTO and {loss.format for loss in self.curves.formats}.isdisjoint(smaller)
-        if not is_open or not smaller or all(one.best is not None and one.best.holds_everything for one in found):
+        if not is_open or not smaller or all_in_dram(found):
             return False
+        most = HOPEFUL * math.log(self._floor.max_ppl_ratio)
         for name in smaller:
+            if self._mixes is not None and self._mixes.expected(name) > most:
+                break  # smaller formats lose more
             self._measure_formats([name], self._dense)
             self._settle(name)
             if not self._is_good(name):
                 break  # smaller formats lose more
-        names = head_formats_of(self._inputs.model)
+        return True
+
+    def _measure_heads(self, found: Sequence[Searched]) -> bool:
+        """Measures formats of the head that are smaller than a quantized file's own, where the model does not fit in
+        DRAM; tells whether any was measured."""
+        known = {loss.format for loss in self.curves.heads}
+        names = [name for name in head_formats_of(self._inputs.model) if name not in known]
+        if self._config.format != AUTO or not names or all_in_dram(found):
+            return False
         self._steps.expect(len(names))
         self._add(heads=tuple(map(self._few.head, names)))
         self._settle_heads()
@@ -141,46 +160,55 @@ class MeasuredFormats:
                 return
 
     def _mix(self, found: Sequence[Searched]) -> bool:
-        """Measures formats by layer with which a whole model fits in DRAM, where no single format lets it and they may
-        keep the quality; tells whether any was measured."""
+        """Measures formats by matrix: those with which a whole model fits in DRAM, and, where they do not keep the
+        quality or none fit, the smallest that do; tells whether any was measured."""
         most, spec = self._floor.max_ppl_ratio, self._inputs.model.spec
-        names = self._mixed_names()
         reading = [one for one in found if one.best is None or not one.best.holds_everything]
-        if self._config.format != AUTO or math.isinf(most) or len(names) < 2 or not reading:
+        if self._config.format != AUTO or math.isinf(most) or self._dense != BLOCKS or not reading:
             return False
-        mixes = Mixes(self._inputs.model, names, self.curves.heads)
+        self._mixes = mixes = self._expected_mixes()
 
         def fits(one: Searched, sizes: Sizes) -> bool:
             formats = by_layer(mixes.formats(sizes), spec.num_hidden_layers)
             return one.judge(Candidate(DENSE, formats, None, one.space.caches[0])).holds_everything
 
-        fitting = [one for one in reading if fits(one, (0,) * (spec.num_hidden_layers + 1))]
-        if not fitting:
-            return False
-        self._steps.expect(len(names))
-        path, lost = mixes.path([self._few.layer_effects(name, self._dense) for name in names])
-        places = {last_that_fits(path, partial(fits, one)) for one in fitting}
-        hopeful = [place for place in sorted(places) if lost[place] <= HOPEFUL * math.log(most)]
-        known = {loss.format for loss in self.curves.formats}
-        new = {of_layers(mixes.formats(path[place])) for place in hopeful} - known
-        for name in sorted(new, key=str):
-            self._measure_formats([name], self._dense)
-            self._settle(name)
-        return bool(new)
+        places = [last_that_fits(mixes.path, partial(fits, one)) for one in reading]
+        hopeful = {at for at in places if at >= 0 and mixes.lost[at] <= HOPEFUL * math.log(most)}
+        kept = [self._measured_mix(mixes, at) <= most for at in sorted(hopeful)]
+        if len(hopeful) < len({*places}) or not all(kept):
+            self._measure_least_mix(mixes)
+        return True
 
-    def _mixed_names(self) -> list[LayerFormats]:
-        """Returns the formats that may be mixed, the smallest first; each loses less than all smaller ones: the largest
-        two that lose too much, the smallest that keeps the quality, and the one that loses least."""
-        names: list[LayerFormats] = []
-        least = math.inf
-        for name in smallest_first(self.curves.formats, self._dense):
-            loss = self.curves.format_loss(name, self._dense)
-            assert loss is not None
-            if loss.mean_kld < least:
-                names, least = [*names, name], loss.mean_kld
-        good = list(map(self._is_good, names))
-        first = good.index(True) if any(good) else len(names)
-        return [*names[max(0, first - 2) : first + 1], *names[first + 1 :][-1:]]
+    def _measure_least_mix(self, mixes: Mixes) -> None:
+        """Measures the smallest formats by matrix that are expected to keep the quality; if they do not, once more what
+        is expected of them then."""
+        most = math.log(self._floor.max_ppl_ratio)
+        room = most
+        for _ in range(LEAST_TRIES):
+            at = mixes.first_within(room)
+            ratio = math.log(self._measured_mix(mixes, at))
+            if ratio <= most:
+                return
+            room = mixes.lost[at] * most / ratio
+
+    def _measured_mix(self, mixes: Mixes, at: int) -> float:
+        """Returns the perplexity ratio of formats by matrix with one standard error added."""
+        formats = mixes.layers(mixes.path[at])
+        layers = of_layers(formats)
+        if self.curves.format_loss(layers, self._dense) is None:
+            self._steps.expect(1)
+            self._add(formats=(self._all.format(formats, self._dense),))
+            self._sure[layers, (self._dense,)] = self._tokens.size
+            self._settle(layers)
+        return self._most_ratio(layers)
+
+    def _expected_mixes(self) -> Mixes:
+        """Returns the formats by matrix that are on the path from the smallest to the file's own."""
+        self._steps.expect(1)
+        found = sensitivities(self._stream, self._calibration_tokens)
+        effects = expected_effects(self._inputs.model, self._rounding, found, self._inputs.threads)
+        self._steps.add()
+        return Mixes(self._inputs.model, effects, self.curves.heads)
 
     def _settle_heads(self) -> None:
         """Measures heads on more tokens where few leave open whether they keep the ratio that layers leave, the largest
@@ -229,7 +257,7 @@ class MeasuredFormats:
             self._remeasure(lambda loss: loss.format == name, self._tokens, (self._dense,))
             self._remeasure(is_worth_it, self._blocks, (self._dense,))
 
-    def _measure_formats(self, names: Sequence[LayerFormats], family: FamilyName) -> None:
+    def _measure_formats(self, names: Sequence[Formats], family: FamilyName) -> None:
         self._steps.expect(len(names))
         self._add(formats=tuple(self._few.format(name, family) for name in names))
 
@@ -250,7 +278,8 @@ class MeasuredFormats:
         self._sure |= {(name, families): tokens.size for name in names}
         self._steps.expect(len(names))
         passes = self._on_tokens(tokens)
-        found = losses | {(name, family): passes.format(name, *families) for name in names}
+        known = {name: losses[name, family].formats for name in names}
+        found = losses | {(name, family): passes.format(formats, *families) for name, formats in known.items()}
         self.curves = self.curves.model_copy(update={"formats": tuple(found.values())})
         return True
 
@@ -267,7 +296,10 @@ class MeasuredFormats:
         return self._sure_own.get(_name(loss), few_tokens(self._blocks).size)
 
     def _is_good(self, name: LayerFormats) -> bool:
-        return replace(self._floor, curves=self.curves).most_format_ratio(name) <= self._floor.max_ppl_ratio
+        return self._most_ratio(name) <= self._floor.max_ppl_ratio
+
+    def _most_ratio(self, name: LayerFormats) -> float:
+        return replace(self._floor, curves=self.curves).most_format_ratio(name)
 
     def _add(self, **found: tuple[Any, ...]) -> None:
         self.curves = self.curves.model_copy(
@@ -312,6 +344,13 @@ class MeasuredFormats:
     def _few(self) -> Passes:
         return self._passes(few_tokens(self._blocks))
 
+    @property
+    def _calibration_tokens(self) -> np.ndarray:
+        """Returns the text that sensitivities are measured on, int [num_blocks, T]."""
+        assert self._inputs.corpus is not None
+        blocks = load_arrays(self._inputs.corpus.split("calibration").arrays, "tokens")["tokens"]
+        return blocks[: max(1, SENSITIVITY_TOKENS // blocks.shape[1])]
+
     @cached_property
     def _blocks(self) -> np.ndarray:
         assert self._inputs.corpus is not None
@@ -342,6 +381,10 @@ def _is_open(loss: Loss, max_ratio: float) -> bool:
     """Returns whether more text may change the answer to whether a format keeps a ratio."""
     error = ERRORS * error_of(loss)
     return loss.ppl_ratio - error <= max_ratio < max(1.0, loss.ppl_ratio) + error
+
+
+def all_in_dram(found: Sequence[Searched]) -> bool:
+    return all(one.best is not None and one.best.holds_everything for one in found)
 
 
 def streams_attention(best: Judged) -> bool:

@@ -31,7 +31,7 @@ from coldpress.runtime.quantization._mixed import coarsest, in_words
 from coldpress.runtime.sparsity import Selector
 from coldpress.schemas.base import Options
 from coldpress.schemas.errors import ColdpressError
-from coldpress.schemas.families import Formats, LayerFormats, Method, by_layer, head_of, names_in
+from coldpress.schemas.families import Formats, Method, by_layer, head_of, names_in, of_layers
 from coldpress.schemas.layout import KvCacheFormat
 from coldpress.schemas.memory import OverBudgetError
 from coldpress.schemas.sparsity import SearchedRouting, Sparsity
@@ -87,11 +87,11 @@ class BudgetJudge:
         return [one for one in found if head_of(one) is not None]
 
     @property
-    def formats(self) -> tuple[LayerFormats, ...]:
+    def formats(self) -> tuple[Formats, ...]:
         """The formats that are compared: those whose loss was measured, or the one that the user named."""
         named, known = self._config.format, {*formats_for(AUTO)}  # of an older version, some may be no longer known
-        losses = {loss.format for loss in self._floor.curves.formats}
-        measured = tuple(sorted((one for one in losses if names_in(one) <= known), key=str))
+        losses = {loss.formats for loss in self._floor.curves.formats}
+        measured = tuple(sorted((one for one in losses if names_in(of_layers(one)) <= known), key=str))
         return measured if named == AUTO and measured else compared_formats(named, self._inputs.model.spec)
 
     @property

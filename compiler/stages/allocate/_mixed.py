@@ -1,62 +1,128 @@
-"""Gives each layer, and the head, a format of its own: a whole model fits in DRAM where no single format lets it.
+"""Gives each matrix, and the head, a format of its own, so that a model takes exactly as many bytes as there are.
 
-From the smallest format everywhere, each byte goes where it saves most divergence (search/by_layer.py). Effects
-are those of one layer alone, and are taken to add up; the mix that fits is then measured as a whole.
+From the smallest format everywhere, each byte goes where it saves most divergence (search/by_layer.py). What a matrix
+in a format costs is expected from its sensitivity (compiler/quality/expected_loss.py), and is taken to add up; the
+formats that are chosen are then measured as a whole.
 """
 
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cached_property
 
-import numpy as np
-
-from coldpress.compiler.cost_model import tensor_bytes, unit_bytes
-from coldpress.compiler.kept_codes import keeping
+from coldpress.compiler.activity.sensitivity import Sensitivity
+from coldpress.compiler.candidates import AUTO, DEFAULT_FORMAT, formats_for
+from coldpress.compiler.cost_model import slice_bytes, stored_format, tensor_bytes
+from coldpress.compiler.kept_codes import keeping, own_format
+from coldpress.compiler.quality.expected_loss import expected_divergence
+from coldpress.compiler.rounding._matrix import Rounding
 from coldpress.compiler.search.by_layer import Options, Sizes, path_of
+from coldpress.runtime.plugins import load
+from coldpress.runtime.quantization import Format
+from coldpress.runtime.quantization._mixed import coarsest
 from coldpress.schemas.curves import HeadLoss
 from coldpress.schemas.families import (
+    BLOCKS,
+    FormatName,
     Formats,
     HeadFormat,
     LayerFormats,
-    dense_family,
-    layer_format,
+    kept_of,
     num_units,
+    slice_shape,
+    slices,
+    unit_format,
+    unit_role,
     with_head,
+    with_kept,
 )
-from coldpress.schemas.model import Model, role_shape
+from coldpress.schemas.model import MLP_ROLES, Model, role_shape
+
+Effects = Mapping[str, Mapping[FormatName, float]]
+"""Matrix -> format -> divergence, in nats per token."""
 
 
 @dataclass(frozen=True)
 class Mixes:
+    """Formats by matrix, from the fewest bytes to those that lose nothing more by being larger."""
+
     model: Model
-    names: Sequence[LayerFormats]
-    """Formats of layers, the smallest first."""
+    effects: Effects
     heads: Sequence[HeadLoss]
     """Formats of the head that are smaller than the usual one, the largest first."""
 
     def formats(self, sizes: Sizes) -> Formats:
-        """Returns the formats at these sizes: a position in `names` for each layer, then one for the head, which counts
-        from the smallest head up to the usual one."""
-        *layers, head = sizes
-        mixed = tuple(layer_format(self.names[at], layer) for layer, at in enumerate(layers))
-        found = keeping(self.model, self.names[layers[0]] if len({*layers}) == 1 else mixed)
+        """Returns the formats at these sizes: a position for each matrix, then one for the head, which counts from the
+        smallest head up to the usual one."""
+        *_, head = sizes
+        found = self._of_layers(self.chosen(sizes))
         return found if head == len(self.heads) else self._with_head(found, self.heads[-1 - head])
 
-    def path(self, effects: Sequence[np.ndarray]) -> tuple[list[Sizes], list[float]]:
-        """Returns ever larger sizes, and the divergence of each, from the effects of each name, float64 [L] each."""
-        options = [self._of_layer(layer, tuple(one[layer] for one in effects)) for layer in range(len(effects[0]))]
-        options.append(self._of_head())
-        path = path_of(options)
-        return path, [sum(own.effect[at] for own, at in zip(options, sizes, strict=True)) for sizes in path]
+    def chosen(self, sizes: Sizes) -> dict[str, FormatName]:
+        """Returns the format of each matrix of the layers at these sizes, by role."""
+        return {role: names[at] for (role, names), at in zip(self._names.items(), sizes[:-1], strict=True)}
 
-    def _of_layer(self, layer: int, effect: tuple[float, ...]) -> Options:
-        spec, family = self.model.spec, dense_family(self.model.spec)
-        units = num_units(family, spec)
-        nbytes = (units * unit_bytes(family, spec, layer_format(name, layer)) for name in self.names)
-        return Options(tuple(nbytes), effect)
+    def layers(self, sizes: Sizes) -> Formats:
+        """Returns the formats at these sizes beside the usual head."""
+        return self.formats((*sizes[:-1], len(self.heads)))
+
+    @cached_property
+    def path(self) -> list[Sizes]:
+        return path_of(self._options)
+
+    @cached_property
+    def lost(self) -> list[float]:
+        """The expected divergence of each step of the path, in nats per token."""
+        return [
+            sum(options.effect[at] for options, at in zip(self._options, sizes, strict=True)) for sizes in self.path
+        ]
+
+    def expected(self, name: LayerFormats) -> float:
+        """Returns the divergence to expect if the MLPs have formats in place of a quantized file's larger ones."""
+        own = (effects for role, effects in self.effects.items() if unit_role(role, self.model.spec) in MLP_ROLES)
+        return sum(effects.get(coarsest(name), 0.0) for effects in own)
+
+    def first_within(self, most: float) -> int:
+        """Returns the position of the smallest sizes that are expected to lose at most `most`; the last if none is."""
+        return next((at for at, lost in enumerate(self.lost) if lost <= most), len(self.path) - 1)
+
+    @cached_property
+    def _names(self) -> dict[str, list[FormatName]]:
+        """The formats of each matrix, the smallest first; each loses less than all smaller ones."""
+        found: dict[str, list[FormatName]] = {}
+        for role, effects in self.effects.items():
+            least = float("inf")
+            for name in sorted(effects, key=lambda name: (_bytes_of(self.model, role, name), effects[name], name)):
+                if effects[name] < least:
+                    found.setdefault(role, []).append(name)
+                    least = effects[name]
+        return found
+
+    @cached_property
+    def _options(self) -> list[Options]:
+        each = [
+            Options(
+                tuple(_bytes_of(self.model, role, name) for name in names),
+                tuple(self.effects[role][name] for name in names),
+            )
+            for role, names in self._names.items()
+        ]
+        return [*each, self._of_head()]
+
+    def _of_layers(self, chosen: Mapping[str, FormatName]) -> Formats:
+        spec = self.model.spec
+        roles = [piece.role for piece in slices(BLOCKS, spec)]
+        layers = tuple(
+            unit_format([chosen[f"layers.{layer}.{role}.weight"] for role in roles])
+            for layer in range(spec.num_hidden_layers)
+        )
+        outside = {role: one.format for one in kept_of(keeping(self.model, layers)) for role in one.roles}
+        outside |= {role: name for role, name in chosen.items() if unit_role(role, spec) not in MLP_ROLES}
+        return with_kept(layers, {role: name for role, name in outside.items() if name != stored_format(role, layers)})
 
     def _of_head(self) -> Options:
-        usual = keeping(self.model, self.names[-1])
+        usual = self._of_layers({role: names[-1] for role, names in self._names.items()})
         smaller = [self._with_head(usual, loss) for loss in reversed(self.heads)]
         role = self.model.spec.head_role
         nbytes = (tensor_bytes(role, role_shape(self.model.spec, role), one) for one in (*smaller, usual))
@@ -69,3 +135,61 @@ class Mixes:
 def last_that_fits(path: Sequence[Sizes], fits: Callable[[Sizes], bool]) -> int:
     """Returns the position of the largest sizes that fit, if all smaller ones do, too; -1 if none does."""
     return bisect_left(path, True, key=lambda sizes: not fits(sizes)) - 1
+
+
+def expected_effects(
+    model: Model, rounding: Rounding, sensitivities: Mapping[str, Sensitivity], threads: int
+) -> Effects:
+    """Returns the divergence to expect of each matrix of the layers in each format that it may have.
+
+    Raises:
+        CheckpointError: if a value is beyond a format's range.
+    """
+    from threadpoolctl import threadpool_limits
+
+    formats = formats_of_matrices(model)
+
+    def of_matrix(role: str) -> dict[FormatName, float]:
+        own = own_format(model, role)
+        lossless = {name: 0.0 for name in formats[role] if name == own}
+        rounded = [name for name in formats[role] if name != own]
+        return lossless | dict(expected_divergence(rounding, model, role, sensitivities[role], rounded))
+
+    # on several cores products round otherwise; a job of `quantize` has one
+    with threadpool_limits(1), ThreadPoolExecutor(threads) as pool:
+        return dict(zip(formats, pool.map(of_matrix, formats), strict=True))
+
+
+def formats_of_matrices(model: Model) -> dict[str, tuple[FormatName, ...]]:
+    """Returns the formats that each matrix of the layers may have, by role, the smallest first: a quantized file's own,
+    which loses nothing, and all that are smaller."""
+    roles = (role for role in model.tensors if role.startswith("layers.") and stored_format(role, DEFAULT_FORMAT))
+    return {role: _formats_of(model, role) for role in roles}
+
+
+def _formats_of(model: Model, role: str) -> tuple[FormatName, ...]:
+    own, (_, length) = own_format(model, role), _slices(model, role)
+    known = {name: load("coldpress.runtime.quantization", Format, name) for name in formats_for(AUTO)}
+    most_bytes = float("inf") if own is None else slice_bytes(length, own)
+    fitting = [
+        name
+        for name, codec in known.items()
+        if name == own or (length % codec.MULTIPLE == 0 and slice_bytes(length, name) < most_bytes)
+    ]
+    return tuple(sorted(fitting, key=lambda name: (slice_bytes(length, name), name)))
+
+
+def _bytes_of(model: Model, role: str, name: FormatName) -> int:
+    count, length = _slices(model, role)
+    return count * slice_bytes(length, name)
+
+
+def _slices(model: Model, role: str) -> tuple[int, int]:
+    """Returns how many slices a matrix is stored in, and the values of each."""
+    matrix = unit_role(role, model.spec)
+    piece = next((piece for piece in slices(BLOCKS, model.spec) if piece.role == matrix), None)
+    if piece is None:
+        rows, columns = model.tensors[role].shape
+        return rows, columns
+    count, length = slice_shape(piece, model.spec)
+    return count * num_units(BLOCKS, model.spec), length

@@ -26,7 +26,6 @@ from coldpress.schemas.families import (
     FamilyName,
     Formats,
     HeadFormat,
-    LayerFormats,
     Method,
     head_of,
     names_in,
@@ -105,7 +104,7 @@ class Floor:
             return 1.0
         return next((max(1.0, loss.ppl_ratio) for loss in self.curves.kv_caches if loss.kv_cache == name), None)
 
-    def formats(self, names: Sequence[LayerFormats]) -> tuple[LayerFormats, ...]:
+    def formats(self, names: Sequence[Formats]) -> tuple[Formats, ...]:
         """Returns the formats of a dense run that keep the floor with all units used; the best, if none does."""
         most = max(self.max_ppl_ratio, min(map(self.most_format_ratio, names)))
         return tuple(name for name in names if self.most_format_ratio(name) <= most)

@@ -1,0 +1,113 @@
+"""The sensitivity of matrices, compared with gradients of transformers' whole model."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from coldpress.compiler.activity.forward import LayerStream
+from coldpress.compiler.activity.sensitivity import _Backward, sensitivities
+from coldpress.compiler.quality.expected_loss import SAMPLE_ROWS, expected_divergence
+from coldpress.compiler.rounding import rtn
+from coldpress.compiler.rounding._matrix import Rounding
+from coldpress.runtime.plugins import load
+from coldpress.runtime.quantization import Format
+from coldpress.schemas.model import Model
+from tests.support.hf import load_hf
+from tests.support.product import source_of
+
+LAYERS, BLOCK_TOKENS = 11, 24
+
+
+@pytest.fixture(scope="module", params=["llama", "phi3", "gemma2"])
+def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Model, Path, np.ndarray]:
+    """A gated model, one that stacks q, k, v, and one with norms behind its matrices and a cap on logits."""
+    folder = tmp_path_factory.mktemp("source")
+    source = source_of(folder, request.param, relu=False, layers=LAYERS)
+    tokens = np.random.default_rng(1).integers(0, source.model.spec.vocab_size, (3, BLOCK_TOKENS))
+    return source.model, source.path, tokens
+
+
+def test_gradients_are_those_of_the_whole_model(case, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, source, tokens = case
+    whole = load_hf(source)
+    ids = torch.from_numpy(tokens)
+    drawn = torch.from_numpy(np.random.default_rng(2).integers(0, model.spec.vocab_size, tokens.shape))
+    seen: dict[str, tuple[Any, Any]] = {}
+
+    def watch(name: str) -> Any:
+        def hook(_: Any, inputs: Any, output: Any) -> None:
+            output.register_hook(lambda by_output: seen.__setitem__(name, (inputs[0].detach(), by_output)))
+
+        return hook
+
+    linears = {name: part for name, part in whole.model.layers.named_modules() if isinstance(part, torch.nn.Linear)}
+    for name, part in linears.items():
+        part.register_forward_hook(watch(name))
+    log_shares = torch.log_softmax(whole(ids).logits.float(), dim=-1)
+    log_shares.gather(-1, drawn[..., None]).sum().backward()
+
+    def log_sums(_: _Backward, hidden: Any) -> Any:
+        return torch.logsumexp(whole(ids).logits.double(), dim=-1).detach(), drawn
+
+    monkeypatch.setattr(_Backward, "_drawn", log_sums)
+    found = sensitivities(LayerStream(model, 2), tokens)
+    rows = {role: tensor.shape[0] for role, tensor in model.tensors.items() if role in found}
+    assert len(rows) == LAYERS * 7
+    stacked = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
+    for name, (inputs, by_output) in seen.items():
+        layer, *_, module = name.split(".")
+        products = torch.einsum("btr,btc->rc", by_output.double() ** 2, inputs.double() ** 2) / (2 * tokens.size)
+        start = 0
+        for role in (f"layers.{layer}.{part}.weight" for part in stacked.get(module, (module,))):
+            own = found[role]
+            stop = start + rows[role]
+            of_rows = own.outputs.astype(np.float64) * own.inputs.sum(dtype=np.float64)
+            np.testing.assert_allclose(of_rows, products[start:stop].sum(dim=1), rtol=2e-3, atol=1e-12)
+            share = own.inputs.astype(np.float64) / own.inputs.sum(dtype=np.float64)
+            np.testing.assert_allclose(share, products.sum(dim=0) / products.sum(), rtol=2e-3, atol=1e-12)
+            start = stop
+        assert start == len(products)
+
+
+def test_threads_change_no_bit(case) -> None:
+    model, _, tokens = case
+    one, two = (sensitivities(LayerStream(model, threads), tokens) for threads in (1, 2))
+    for role, own in one.items():
+        np.testing.assert_array_equal(own.outputs, two[role].outputs, role)
+        np.testing.assert_array_equal(own.inputs, two[role].inputs, role)
+
+
+def test_tokens_are_drawn_by_the_model(case, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten thousand draws of one position: each token as often as its probability says, within five deviations."""
+    model, _, tokens = case
+    stream, count = _Backward(LayerStream(model, 1)), 10_000
+    hidden = stream.last_hidden(tokens[:1])[:, -1:]
+    expected = torch.softmax(stream.head(hidden).double()[0, 0], dim=-1).numpy()
+    log_sums, drawn = stream._drawn(hidden.expand(1, count, -1).contiguous())
+    found = np.bincount(drawn[0].numpy(), minlength=len(expected)) / count
+    assert np.abs(found - expected).max() < 5 * np.sqrt(expected.max() / count)
+    assert found.max() < 1
+    np.testing.assert_allclose(log_sums[0, 0], torch.logsumexp(stream.head(hidden).double()[0, 0], dim=-1), rtol=1e-6)
+
+
+def test_a_sample_of_rows_expects_what_all_rows_do(case, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The oracle weighs the errors of the format's own codes, row by row."""
+    model, _, tokens = case
+    role = f"layers.{LAYERS - 1}.up_proj.weight"
+    own = sensitivities(LayerStream(model), tokens)[role]
+    rounding = Rounding(rtn.Plugin())
+    names = ("int4_group32", "q5_1")
+    weights = rounding.weights(model, role, "row").read(0, len(own.outputs))
+    found = expected_divergence(rounding, model, role, own, names)
+    for name in names:
+        codec = load("coldpress.runtime.quantization", Format, name)
+        errors = codec.decode(codec.encode(weights), weights.shape[1]).astype(np.float64) - weights
+        assert found[name] == pytest.approx(float(own.outputs @ errors**2 @ own.inputs), rel=1e-4)
+    assert found["int4_group32"] > 2 * found["q5_1"] > 0
+    assert len(own.outputs) <= SAMPLE_ROWS
+    monkeypatch.setattr("coldpress.compiler.quality.expected_loss.SAMPLE_ROWS", len(own.outputs) // 2)
+    half = expected_divergence(rounding, model, role, own, names)
+    assert all(half[name] == pytest.approx(found[name], rel=0.3) and half[name] != found[name] for name in names)
