@@ -312,7 +312,7 @@ class Options:
     )
     sizes: tuple[str, ...] = option(SIZES, smoke=("Q4_K_M",), choices=SIZES, help="sizes of llama.cpp")
     ways: tuple[str, ...] = option(WAYS, choices=WAYS, help="ways to round")
-    tokens: int = option(2048, smoke=256, help="most tokens of test text")
+    tokens: int = option(2048, smoke=512, help="most tokens of test text")
     calibration_tokens: int = option(CALIBRATION_TOKENS, smoke=512, help="most tokens of calibration text")
     floor: bool = option(False, full=True, help="also build with method=auto where the model does not fit in DRAM")
 

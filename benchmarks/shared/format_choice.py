@@ -69,13 +69,13 @@ def losses(
 
 def within(known: Losses, limit_bytes: int) -> dict[str, FormatName]:
     """Returns the formats of all matrices that take at most so many bytes."""
-    useful = {role: _useful(formats) for role, formats in known.items()}
-    ladders = [
-        Options(*(tuple(known[role][name][part] for name in ladder) for part in (0, 1)))
-        for role, ladder in useful.items()
+    ladders = {role: _useful(formats) for role, formats in known.items()}
+    options = [
+        Options(tuple(known[role][name][0] for name in ladder), tuple(known[role][name][1] for name in ladder))
+        for role, ladder in ladders.items()
     ]
-    at = path_of(ladders, limit_bytes)[-1]
-    return {role: ladder[place] for (role, ladder), place in zip(useful.items(), at, strict=True)}
+    at = path_of(options, limit_bytes)[-1]
+    return {role: ladder[place] for (role, ladder), place in zip(ladders.items(), at, strict=True)}
 
 
 def _useful(formats: Mapping[FormatName, tuple[int, float]]) -> list[FormatName]:
