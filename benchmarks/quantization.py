@@ -16,7 +16,6 @@ head, have the values that the package gguf decodes.
 import functools
 import math
 import os
-import shutil
 import statistics
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -29,6 +28,7 @@ from benchmarks.harness import Benchmark, Cell, Figures, Row, Rows, main, option
 from benchmarks.harness.places import data
 from benchmarks.shared import format_choice, ggml, noised
 from benchmarks.shared.cases import Replaced
+from benchmarks.shared.imported import imported
 from benchmarks.shared.llama_sizes import SIZES, type_of
 from benchmarks.shared.real_models import MODELS, SMALL, file_of, named
 from coldpress.compiler.activity.forward import LayerStream
@@ -36,35 +36,19 @@ from coldpress.compiler.activity.variants import compare
 from coldpress.compiler.block_statistics import standard_error
 from coldpress.compiler.checkpoint.tensors import read_role
 from coldpress.compiler.cost_model import slice_bytes, weight_bytes
-from coldpress.compiler.io import Workspace, load_arrays, load_record
-from coldpress.compiler.kept_codes import keeping, own_layers
+from coldpress.compiler.io import load_arrays, load_record
 from coldpress.compiler.llama_cpp.formats import formats
 from coldpress.compiler.llama_cpp.formats import type_of as type_of_format
 from coldpress.compiler.llama_cpp.types import decode
 from coldpress.compiler.rounding import gptq, rtn
 from coldpress.compiler.rounding._matrix import Known, Rounding
-from coldpress.compiler.stages import ingest, quantize
-from coldpress.compiler.stages.ingest import IngestConfig
-from coldpress.compiler.stages.quantize import QuantizeConfig
-from coldpress.runtime.artifact.contents import out_of_units
 from coldpress.runtime.kernels.matmul import decode_rows
-from coldpress.runtime.quantization._mixed import format_at, format_fields
 from coldpress.schemas.activations import Activations
 from coldpress.schemas.corpus import Corpus
-from coldpress.schemas.families import (
-    FormatName,
-    dense_family,
-    num_units,
-    slice_formats,
-    slice_shape,
-    slices,
-    unit_role,
-)
+from coldpress.schemas.families import FormatName, unit_role
 from coldpress.schemas.gram import GramMatrices
 from coldpress.schemas.model import Model, TensorSource
-from coldpress.schemas.quantized import Quantized
 from coldpress.schemas.sparsity import Sparsity
-from tests.support.statistics import sparsity_of
 from tests.support.warm import build
 
 if TYPE_CHECKING:
@@ -171,13 +155,15 @@ class Reference:
 
     def values(self, way: str, chosen: FormatOf) -> Values:
         """Returns what gives the values of a matrix, rounded in a way to its format."""
-        return functools.partial(self._by_llama if way == LLAMA else self._by_us, self.rounding(way), chosen)
+        if way == LLAMA:
+            return functools.partial(self._by_llama, chosen)
+        return functools.partial(self._by_us, self.rounding(way), chosen)
 
     def _by_us(self, rounding: Rounding, chosen: FormatOf, role: str) -> np.ndarray:
         codes = rounding.codes(self.model, role, "row", chosen[role])
         return decode_rows(codes, self.matrices[role].shape[1], chosen[role], num_threads=1)
 
-    def _by_llama(self, _: Rounding, chosen: FormatOf, role: str) -> np.ndarray:
+    def _by_llama(self, chosen: FormatOf, role: str) -> np.ndarray:
         weights = Known(activations=self.activations).weights(self.model, role, "row")
         kind = type_of_format(chosen[role])
         return decode(ggml.quantize(weights.read(0, weights.count), kind, weights.importance), kind)
@@ -221,55 +207,6 @@ def greedy_tokens(stream: LayerStream, hidden: "Tensor") -> np.ndarray:
 
         stream.each(run, len(hidden))
     return tokens.numpy()
-
-
-def imported(file: Path, folder: Path) -> tuple[int, int]:
-    """Returns (matrices that have the file's values exactly in the codes that `quantize` makes, all matrices)."""
-    from gguf import GGMLQuantizationType, GGUFReader
-    from gguf.quants import dequantize
-
-    model = ingest.run(IngestConfig(model=str(file)), Workspace(folder / "ingest", "benchmark"))
-    whole = sparsity_of("dense", {dense_family(model.spec): (1.0,) * model.spec.num_hidden_layers})
-    sparsity = whole.model_copy(update=format_fields(keeping(model, own_layers(model) or "fp16")))
-    tensors, equal, total = {one.name: one for one in GGUFReader(file).tensors}, 0, 0
-    for layer in range(model.spec.num_hidden_layers):
-        work = Workspace(folder / "quantize", "benchmark")
-        for role, values in decoded(quantize.run(QuantizeConfig(), model, sparsity, (layer,), work), sparsity, model):
-            tensor = tensors[model.tensors[role].tensor]
-            expected = dequantize(tensor.data, GGMLQuantizationType(tensor.tensor_type))
-            equal += np.array_equal(values, _in_halves(expected, model.tensors[role].paired_heads))
-            total += 1
-        shutil.rmtree(work.folder)
-    return equal, total
-
-
-def decoded(made: Quantized, sparsity: Sparsity, model: Model) -> Iterator[tuple[str, np.ndarray]]:
-    """Yields (role, values float32) of all matrices in a layer's codes, and of those that all layers share."""
-    (layer,), spec = made.layers, model.spec
-    arrays, prefix = load_arrays(layer.arrays), f"layers.{layer.layer}."
-    shared = load_arrays(made.shared) if made.shared else {}
-    stored = [(tensor, arrays[tensor.role.removeprefix(prefix)]) for tensor in layer.resident]
-    for tensor, codes in [*stored, *((tensor, shared[tensor.role]) for tensor in made.shared_resident)]:
-        if tensor.format is not None:
-            yield tensor.role, decode_rows(codes, tensor.shape[1], tensor.format)
-    (family,) = sparsity.families
-    pieces, start = slices(family, spec), 0
-    names = slice_formats(format_at(sparsity.formats, layer.layer, family), len(pieces))
-    for piece, name in zip(pieces, names, strict=True):
-        role, (count, length) = f"{prefix}{piece.role}.weight", slice_shape(piece, spec)
-        stop = start + count * slice_bytes(length, name)
-        rows, columns = model.tensors[role].shape
-        units = arrays[f"units.{family}"][: num_units(family, spec), start:stop]
-        yield role, decode_rows(np.ascontiguousarray(out_of_units(units, piece, rows)), columns, name)
-        start = stop
-
-
-def _in_halves(rows: np.ndarray, heads: int) -> np.ndarray:
-    """Returns rows whose heads pair neighbours, as llama.cpp stores some models', in Hugging Face's order."""
-    if heads == 0:
-        return rows
-    by_head = rows.reshape(heads, -1, rows.shape[-1])
-    return np.concatenate([by_head[:, 0::2], by_head[:, 1::2]], axis=1).reshape(rows.shape)
 
 
 def bits_at_floor(file: Path, folder: Path) -> float:

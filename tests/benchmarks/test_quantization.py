@@ -9,9 +9,8 @@ import pytest
 from gguf.quants import dequantize
 from gguf.quants import quantize as reference
 
-from benchmarks import quantization
-from benchmarks.quantization import greedy_tokens, imported, over_llama
-from benchmarks.shared import format_choice, ggml, noised
+from benchmarks.quantization import greedy_tokens, over_llama
+from benchmarks.shared import format_choice, ggml, imported, noised
 from benchmarks.shared.llama_sizes import SIZES, type_of
 from coldpress.compiler.activity import forward
 from coldpress.compiler.activity.forward import LayerStream
@@ -128,9 +127,9 @@ def test_an_import_counts_the_matrices_whose_values_are_the_files_own(
     quantized = rewritten(file, tmp_path / "quantized.gguf", change)
     count = sum(len(tensor.shape) > 1 for tensor in gguf.GGUFReader(quantized).tensors)
     assert count in (15, 16)
-    assert imported(quantized, tmp_path / "kept") == (count, count)
-    monkeypatch.setattr(quantization, "own_layers", lambda model: "q4_1")
-    equal, total = imported(quantized, tmp_path / "rounded")
+    assert imported.imported(quantized, tmp_path / "kept") == (count, count)
+    monkeypatch.setattr(imported, "own_layers", lambda model: "q4_1")
+    equal, total = imported.imported(quantized, tmp_path / "rounded")
     assert total == count
     assert equal == count - 6  # the MLPs are rounded; all else keeps its codes, which are smaller
 
