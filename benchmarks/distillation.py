@@ -8,24 +8,19 @@ perplexity lost between dense and sparse.
 """
 
 import math
-import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from benchmarks.evaluation.evaluate import Sparse, evaluate
 from benchmarks.harness import Benchmark, Cell, Figures, Row, Rows, main, option
-from benchmarks.quantization import matrices_of
-from benchmarks.shared.cases import MODELS, Case, Parts, Replaced, case_of
+from benchmarks.shared.cases import MODELS, Case, Parts, case_of
 from coldpress.compiler.activity.forward import LayerStream
+from coldpress.compiler.activity.rounded import Rounded
 from coldpress.compiler.io import Workspace, save_arrays
-from coldpress.compiler.stages import distill, quantize
+from coldpress.compiler.stages import distill
 from coldpress.compiler.stages.distill import DistillConfig
 from coldpress.compiler.stages.distill._recipe import Recipe
-from coldpress.compiler.stages.quantize import QuantizeConfig
 from coldpress.runtime.plugins import load, options_of
 from coldpress.runtime.sparsity import Selector
 from coldpress.schemas.families import num_units
@@ -78,20 +73,12 @@ def sparse_at(case: Case, sparsity: float) -> Sparsity:
 def scores(case: Case, model: Model, rounded: bool) -> dict[float, float]:
     """Returns sparsity -> perplexity on test text; 0 is dense."""
     threads, tokens = case.stream.threads, case.splits["test"]
-    stream = Replaced(model, _rounded(case, model), threads) if rounded else LayerStream(model, threads)
+    stream = LayerStream(model, threads)
+    if rounded:
+        stream = Rounded(stream, INT4, families=FAMILIES)
     nll, count = stream.nll(tokens)
     found = {0.0: math.exp(nll / count)}
     return found | {one: evaluate(stream, tokens, topk_at(model.spec, one)).ppl for one in SPARSITIES}
-
-
-def _rounded(case: Case, model: Model) -> dict[str, np.ndarray]:
-    """Returns every matrix of the layers, decoded from int4 codes, by role."""
-    sparsity = sparse_at(case, SPARSITIES[0])
-    with tempfile.TemporaryDirectory(dir=case.folder) as folder:
-        work = Workspace(Path(folder) / "quantize", "benchmark")
-        layers = tuple(range(model.spec.num_hidden_layers))
-        made = quantize.run(QuantizeConfig(), model, sparsity, layers, work)
-        return dict(pair for layer in made.layers for pair in matrices_of(layer, sparsity, model))
 
 
 def trained(case: Case, variant: str, sparsity: float, config: DistillConfig) -> Model:

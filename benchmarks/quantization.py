@@ -1,165 +1,314 @@
-"""Measures the cost of rounding: formats × algorithms, dense and pruned to half, as perplexity of the rounded model.
+"""Measures what rounding costs real models, with llama.cpp's quantization beside ours in equal bytes.
 
-The build's own stages ingest, tokenize, allocate, gram and quantize. Then the codes are decoded into a checkpoint and
-run over test text by transformers' modules with the build's selector, so that only rounding differs between the rows of
-one density. Embeddings and head stay as they are. Gram matrices come from calibration text. Errors are standard errors
-over blocks.
+Of a model's file, reference `noised` has all values with noise in the matrices of attention and MLP, so that no format
+has them (shared/noised.py); the product takes it as its source, and calibrates on its own text. At each size of
+llama.cpp's these matrices are rounded in several ways: `llama`, by llama.cpp's code with our importances as its
+importance matrix; ours to nearest (`nearest`), by importances (`searched`) and by GPTQ (`gptq`), all in the types that
+llama.cpp gives them at that size (shared/llama_sizes.py); and `mixed` and `mixed_gptq`, in formats that measured
+sensitivities choose for each matrix, in at most these bytes. Embeddings, head and norms stay as they are in all ways.
+The reference and what was rounded then compute test text in float32, a layer at a time; errors are standard errors over
+blocks.
+
+Reference `file` is the file itself, whose codes `quantize` keeps: its row says how many matrices, with embeddings and
+head, have the values that the package gguf decodes.
 """
 
+import functools
 import math
-from collections.abc import Iterator
+import os
+import statistics
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from benchmarks.harness import Benchmark, Cell, Row, main, option
-from benchmarks.shared import builds
-from benchmarks.shared.builds import build, settings
+from benchmarks.harness import Benchmark, Cell, Figures, Row, Rows, main, option
+from benchmarks.harness.places import data
+from benchmarks.shared import format_choice, ggml, noised
 from benchmarks.shared.cases import Replaced
-from coldpress.compiler.activity.choice import choice_of
+from benchmarks.shared.imported import imported
+from benchmarks.shared.llama_sizes import SIZES, type_of
+from benchmarks.shared.real_models import MODELS, SMALL, file_of, named
 from coldpress.compiler.activity.forward import LayerStream
-from coldpress.compiler.activity.variants import Differences, compare
+from coldpress.compiler.activity.variants import compare
 from coldpress.compiler.block_statistics import standard_error
-from coldpress.compiler.io import Workspace, load_arrays, load_record
-from coldpress.compiler.stages import gram, quantize
-from coldpress.compiler.stages.gram import GramConfig
-from coldpress.compiler.stages.quantize import QuantizeConfig
-from coldpress.runtime.artifact.contents import out_of_units
-from coldpress.runtime.plugins import load, names
-from coldpress.runtime.quantization import Format
+from coldpress.compiler.checkpoint.tensors import read_role
+from coldpress.compiler.cost_model import slice_bytes, weight_bytes
+from coldpress.compiler.io import load_arrays, load_record
+from coldpress.compiler.llama_cpp.formats import formats
+from coldpress.compiler.llama_cpp.formats import type_of as type_of_format
+from coldpress.compiler.llama_cpp.types import decode
+from coldpress.compiler.rounding import gptq, rtn
+from coldpress.compiler.rounding._matrix import Known, Rounding
+from coldpress.runtime.kernels.matmul import decode_rows
+from coldpress.schemas.activations import Activations
 from coldpress.schemas.corpus import Corpus
-from coldpress.schemas.families import num_units, slice_shape, slices
-from coldpress.schemas.model import Model
-from coldpress.schemas.quantized import LayerCodes
+from coldpress.schemas.families import FormatName, unit_role
+from coldpress.schemas.gram import GramMatrices
+from coldpress.schemas.model import Model, TensorSource
 from coldpress.schemas.sparsity import Sparsity
+from tests.support.warm import build
 
-ALGORITHMS = ("rtn", "gptq")
-BUDGETS = {name: budget for name, (_, budget) in builds.MODELS.items() if name != "tinystories-mixtral-8x"} | {
-    "stories260k": "98%",
-    "tinystories-opt-0.9m": "95%",
-    "prose7m": "80%",
-    "prose7m-relu": "80%",
-}
-"""Model -> DRAM budget that holds what must be resident."""
-DENSITIES: dict[float, dict[str, Any]] = {1.0: {"method": "dense"}, 0.5: {"method": "topk", "density": 0.5}}
-CODES = names("coldpress.runtime.quantization")
+if TYPE_CHECKING:
+    from torch import Tensor
 
-
-def prepare(model: str, density: float, folder: Path, test_tokens: int) -> tuple[Model, Corpus, Sparsity]:
-    """Returns the records of a build up to `allocate`; models with exact zeros are not pruned to a density."""
-    asked = settings(model) | DENSITIES[density] | {"dram_budget": BUDGETS[model], "evaluation_tokens": test_tokens}
-    if model != "relu-demo":
-        asked["context_length"] = 256
-    device = build(folder, "--until", "allocate", label=f"d{round(100 * density)}", **asked)
-    built = device.parent
-    return (
-        load_record(built / "ingest.json", Model),
-        load_record(built / "tokenize.json", Corpus),
-        load_record(device / "allocate.json", Sparsity),
-    )
+LLAMA, MIXED = "llama", "mixed"
+WAYS = (LLAMA, "nearest", "searched", "gptq", MIXED, "mixed_gptq")
+CALIBRATION_TOKENS = 8192
+SMALL_SHARE = 0.6
+"""DRAM budget of `--floor`, as a share of the file's bytes: less than any format at the floor takes."""
+Values = Callable[[str], np.ndarray]
+"""Role -> the values of a rounded matrix, float32."""
+FormatOf = Mapping[str, FormatName]
+"""Role of each rounded matrix -> its format."""
 
 
-def matrices_of(layer: LayerCodes, sparsity: Sparsity, model: Model) -> Iterator[tuple[str, np.ndarray]]:
-    """Yields (role, decoded values) of every matrix of a layer, float32 in Hugging Face's order."""
-    arrays = load_arrays(layer.arrays)
-    kept = load("coldpress.runtime.quantization", Format, sparsity.format)
-    prefix = f"layers.{layer.layer}."
-    for tensor in layer.resident:
-        if tensor.format is not None:
-            codes = arrays[tensor.role.removeprefix(prefix)]
-            yield (
-                tensor.role,
-                load("coldpress.runtime.quantization", Format, tensor.format).decode(codes, tensor.shape[1]),
-            )
-    for family in sparsity.families:
-        start = 0
-        for piece in slices(family, model.spec):
-            role, (count, length) = f"{prefix}{piece.role}.weight", slice_shape(piece, model.spec)
-            stop = start + count * kept.nbytes(length)
-            units = arrays[f"units.{family}"][: num_units(family, model.spec), start:stop]
-            num_rows, num_columns = model.tensors[role].shape
-            codes = out_of_units(units, piece, num_rows)
-            values = kept.decode(np.ascontiguousarray(codes), num_rows if piece.axis == "column" else num_columns)
-            yield role, np.ascontiguousarray(values.T if piece.axis == "column" else values)
-            start = stop
+@dataclass(frozen=True)
+class Reference:
+    """A model that is rounded, with what a build has measured of it, and test text."""
+
+    model: Model
+    file: Path
+    activations: Activations
+    gram: GramMatrices
+    calibration: np.ndarray
+    """Token ids int32 [num_blocks, T]."""
+    tokens: np.ndarray
+    """Token ids of test text, int32 [num_blocks, T]."""
+
+    @staticmethod
+    def of(file: Path, folder: Path, calibration_tokens: int, tokens: int) -> "Reference":
+        """Writes the noised model of a file, and builds it up to its Gram matrices."""
+        source = folder / "noised.gguf"
+        folder.mkdir(parents=True, exist_ok=True)
+        noised.write(file, source)
+        config: dict[str, Any] = {"model": source, "method": "dense", "format": "fp16", "algorithm": "gptq"}
+        config |= {"calibration_tokens": calibration_tokens, "evaluation_tokens": tokens, "dram_budget": "100%"}
+        device = build(folder, "--until", "gram", **config, **_text())
+        built = device.parent
+        corpus = load_record(built / "tokenize.json", Corpus)
+        blocks = (load_arrays(corpus.split(name).arrays)["tokens"] for name in ("calibration", "test"))
+        return Reference(
+            load_record(built / "ingest.json", Model),
+            source,
+            load_record(_only(built, "calibrate.json"), Activations),
+            load_record(_only(built, "gram.json"), GramMatrices),
+            *blocks,
+        )
+
+    @functools.cached_property
+    def matrices(self) -> Mapping[str, TensorSource]:
+        """The matrices that are rounded, by role."""
+        return {
+            role: source
+            for role, source in self.model.tensors.items()
+            if role.endswith(".weight") and unit_role(role, self.model.spec) is not None
+        }
+
+    @functools.cached_property
+    def stream(self) -> LayerStream:
+        return LayerStream(self.model, _threads())
+
+    @functools.cached_property
+    def hidden(self) -> "Tensor":
+        return self.stream.last_hidden(self.tokens)
+
+    @functools.cached_property
+    def greedy(self) -> np.ndarray:
+        return greedy_tokens(self.stream, self.hidden)
+
+    @functools.cached_property
+    def losses(self) -> format_choice.Losses:
+        """What each format loses in each matrix, rounded by importances."""
+        shapes = {role: source.shape for role, source in self.matrices.items()}
+        rounding = self.rounding(MIXED)
+
+        def error(role: str, name: FormatName) -> np.ndarray:
+            return self._by_us(rounding, {role: name}, role) - read_role(self.model, role)
+
+        known = format_choice.sensitivities(self.file, self.calibration)
+        return format_choice.losses(shapes, known, error, _threads())
+
+    def at(self, size: str) -> FormatOf:
+        """Returns the formats of llama.cpp's types at a size."""
+        count, found = self.model.spec.num_hidden_layers, dict[str, FormatName]()
+        for role, source in self.matrices.items():
+            matrix = unit_role(role, self.model.spec)
+            assert matrix is not None
+            found[role] = formats()[type_of(size, matrix, int(role.split(".")[1]), count, source.shape[1])]
+        return found
+
+    def nbytes(self, chosen: FormatOf) -> int:
+        return sum(
+            source.shape[0] * slice_bytes(source.shape[1], chosen[role]) for role, source in self.matrices.items()
+        )
+
+    def rounding(self, way: str) -> Rounding:
+        """Returns how one of our ways rounds."""
+        if way == "nearest":
+            return Rounding(rtn.Plugin())
+        if way.endswith("gptq"):
+            return Rounding(gptq.Plugin(), self.gram, self.activations)
+        return Rounding(rtn.Plugin(), activations=self.activations)
+
+    def values(self, way: str, chosen: FormatOf) -> Values:
+        """Returns what gives the values of a matrix, rounded in a way to its format."""
+        if way == LLAMA:
+            return functools.partial(self._by_llama, chosen)
+        return functools.partial(self._by_us, self.rounding(way), chosen)
+
+    def _by_us(self, rounding: Rounding, chosen: FormatOf, role: str) -> np.ndarray:
+        codes = rounding.codes(self.model, role, "row", chosen[role])
+        return decode_rows(codes, self.matrices[role].shape[1], chosen[role], num_threads=1)
+
+    def _by_llama(self, chosen: FormatOf, role: str) -> np.ndarray:
+        weights = Known(activations=self.activations).weights(self.model, role, "row")
+        kind = type_of_format(chosen[role])
+        return decode(ggml.quantize(weights.read(0, weights.count), kind, weights.importance), kind)
+
+    def row(self, way: str, chosen: FormatOf) -> Row:
+        """Returns the figures of the model with its matrices rounded."""
+        values, matrices = self.values(way, chosen), self.matrices
+        changed = Replaced(self.model, lambda role: values(role) if role in matrices else None, _threads())
+        hidden = changed.last_hidden(self.tokens)
+        found = compare(self.stream, self.tokens, self.hidden, hidden)
+        nbytes, count = self.nbytes(chosen), sum(math.prod(source.shape) for source in matrices.values())
+        return {
+            "bytes": nbytes,
+            "bits": 8 * nbytes / count,
+            "kl": float(found.kld.mean()),
+            "kl_error": standard_error(found.kld[0].mean(axis=1)),
+            "ppl_ratio": math.exp(found.nll.mean() - found.whole_nll.mean()),
+            "same": float((greedy_tokens(self.stream, hidden) == self.greedy).mean()),
+        }
 
 
-class Prepared:
-    """A model at a density, built up to the Gram matrices."""
+def mixed_formats(reference: Reference, limit_bytes: int) -> FormatOf:
+    """Returns formats by matrix of at most so many bytes, by measured sensitivities."""
+    return format_choice.within(reference.losses, limit_bytes)
 
-    def __init__(self, model: str, density: float, folder: Path, test_tokens: int) -> None:
-        """Builds the model; each density has its own build."""
-        self.source, corpus, self.sparsity = prepare(model, density, folder, test_tokens)
-        self.tokens = load_arrays(corpus.split("test").arrays)["tokens"]
-        self._choice = None if self.sparsity.is_whole else choice_of(self.sparsity, self.source.spec)
-        self._stream = LayerStream(self.source, threads=1)
-        self._hidden = self._last(self._stream)
-        work = Workspace(folder / f"gram-{density}", "bench")
-        self.grams = gram.run(GramConfig(), self.source, corpus, self.sparsity, work, 1)
 
-    def compared(self, matrices: dict[str, np.ndarray]) -> Differences:
-        """Compares the model with these matrices to the unrounded one, choosing each unit as in the build."""
-        return compare(self._stream, self.tokens, self._hidden, self._last(Replaced(self.source, matrices, 1)))
+def greedy_tokens(stream: LayerStream, hidden: "Tensor") -> np.ndarray:
+    """Returns the likeliest next token at each position, int64 [num_blocks, T], from the hidden states after the last
+    layer, [num_blocks, T, hidden_size]."""
+    import torch
 
-    def _last(self, stream: LayerStream):
-        choice = self._choice
-        if choice is None:
-            return stream.last_hidden(self.tokens)
-        return stream.last_hidden(self.tokens, lambda layer: lambda _: choice.changes(layer, self.sparsity.families))
+    highest = torch.full(hidden.shape[:2], -torch.inf)
+    tokens = torch.zeros(hidden.shape[:2], dtype=torch.int64)
+    for part in stream.head_parts(hidden):
+
+        def run(block: int, part: Any = part) -> None:
+            of_part, places = part.logits(block).float().max(dim=-1)
+            larger = of_part > highest[block]
+            highest[block] = torch.where(larger, of_part, highest[block])
+            tokens[block] = torch.where(larger, places + part.start, tokens[block])
+
+        stream.each(run, len(hidden))
+    return tokens.numpy()
+
+
+def bits_at_floor(file: Path, folder: Path) -> float:
+    """Returns the bits of a weight, head and embeddings included, in the formats that `auto` takes where the model does
+    not fit in DRAM."""
+    budget_bytes = int(SMALL_SHARE * file.stat().st_size)
+    device = build(folder, "--until", "allocate", model=file, context_length=512, dram_budget=budget_bytes, **_text())
+    model = load_record(device.parent / "ingest.json", Model)
+    count = sum(math.prod(source.shape) for source in model.tensors.values())
+    return 8 * weight_bytes(model, load_record(device / "allocate.json", Sparsity).formats) / count
+
+
+def over_llama(rows: Rows, way: str) -> dict[str, dict[str, float]]:
+    """Returns size -> the median and the most, over models, of a way's divergence over llama.cpp's."""
+    kl = {(row["size"], row["model"], row["way"]): row["kl"] for row in rows if "kl" in row}
+    ratios: dict[str, list[float]] = {}
+    for (size, model, of_way), found in kl.items():
+        if of_way == way and (size, model, LLAMA) in kl:
+            ratios.setdefault(size, []).append(found / kl[size, model, LLAMA])
+    return {size: {"median": statistics.median(found), "worst": max(found)} for size, found in ratios.items()}
+
+
+def _text() -> dict[str, Any]:
+    return {"corpus": data() / "corpora" / "wikitext-2", "preflight": "off"}
+
+
+def _threads() -> int:
+    return len(os.sched_getaffinity(0))
+
+
+def _only(folder: Path, name: str) -> Path:
+    (found,) = folder.rglob(name)
+    return found
 
 
 @dataclass(frozen=True)
 class Options:
     models: tuple[str, ...] = option(
-        ("prose7m",), smoke=("stories260k",), full=tuple(BUDGETS), choices=BUDGETS, help="models to round"
+        MODELS[:1], smoke=(SMALL,), full=MODELS, choices=(*MODELS, SMALL), help="models to round"
     )
-    formats: tuple[str, ...] = option(CODES, smoke=CODES[-1:], choices=CODES, help="formats of the codes")
-    densities: tuple[float, ...] = option(
-        tuple(DENSITIES), smoke=(1.0,), choices=DENSITIES, help="shares of each matrix's inputs that are used"
-    )
-    tokens: int = option(4096, smoke=512, full=16384, help="most tokens of test text")
+    sizes: tuple[str, ...] = option(SIZES, smoke=("Q4_K_M",), choices=SIZES, help="sizes of llama.cpp")
+    ways: tuple[str, ...] = option(WAYS, choices=WAYS, help="ways to round")
+    tokens: int = option(2048, smoke=512, help="most tokens of test text")
+    calibration_tokens: int = option(CALIBRATION_TOKENS, smoke=512, help="most tokens of calibration text")
+    floor: bool = option(False, full=True, help="also build with method=auto where the model does not fit in DRAM")
 
 
 class Plugin(Benchmark[Options]):
     keys = {
-        "rows[].algorithm": "rtn: round to nearest; gptq: round by the Gram matrices of the inputs",
-        "rows[].ppl": "perplexity of the rounded model on test text",
-        "rows[].ppl_source": "perplexity of the unrounded model at the same density",
-        "rows[].kl": "KL divergence of the rounded model from the unrounded one, mean over tokens, nats",
-        "rows[].kl_error": "standard error of kl over blocks",
-        "rows[].over_rtn": "perplexity over that with rtn",
-        "rows[].over_rtn_error": "standard error over blocks of the logarithm of over_rtn",
+        "rows[].reference": "file: the file's own values; noised: these with noise in attention and MLP",
+        "rows[].way": "import, or a way to round",
+        "rows[].equal?": "matrices that have the file's values in the codes that quantize makes",
+        "rows[].total?": "all matrices",
+        "rows[].bits_at_floor?": "bits of a weight in the formats that auto chose, head and embeddings included",
+        "rows[].bytes?": "bytes of the rounded matrices' codes",
+        "rows[].bits?": "bits of a weight of theirs",
+        "rows[].kl?": "KL divergence of the rounded model from the reference, mean over tokens, nats",
+        "rows[].kl_error?": "standard error of kl over blocks",
+        "rows[].ppl_ratio?": "perplexity of the rounded model over that of the reference",
+        "rows[].same?": "share of positions where both have the same likeliest token",
+        "kl_over_llama.*.median?": "kl of mixed over that of llama at a size, median over models",
+        "kl_over_llama.*.worst?": "the most of them",
+        "kl_over_llama_by_way.*.*.median?": "the same of each of our other ways",
+        "kl_over_llama_by_way.*.*.worst?": "the most of them",
+        "imported.*.equal": "equal of the file's row, by model",
+        "imported.*.total": "total of the file's row, by model",
+        "bits_at_floor.*?": "bits_at_floor of the file's row, by model",
     }
     needs_data = True
-    over = {"model": "models", "density": "densities", "format": "formats"}
-    full_minutes = 60
+    extra = "llama: xllamacpp"
+    over = (
+        {"model": "models", "reference": ("file",)},
+        {"model": "models", "reference": ("noised",), "size": "sizes", "way": "ways"},
+    )
+    full_minutes = 240
 
     def measure(self, cell: Cell) -> Iterator[Row]:
-        """Yields a row per algorithm."""
-        model, density, code = cell["model"], cell["density"], cell["format"]
-        folder = self.folder / model
-        at = self.once((model, density), lambda: Prepared(model, density, folder, self.options.tokens))
-        layers = tuple(range(at.source.spec.num_hidden_layers))
-        in_format = at.sparsity.model_copy(update={"format": code})
-        nearest: np.ndarray | None = None
-        for algorithm in ALGORITHMS:
-            space = Workspace(folder / f"{density}-{code}-{algorithm}", "bench")
-            config = QuantizeConfig(algorithm=algorithm)
-            made = quantize.run(config, at.source, in_format, layers, space, at.grams)
-            found = at.compared(dict(pair for one in made.layers for pair in matrices_of(one, in_format, at.source)))
-            nll, divergence = found.nll[0].mean(axis=1), found.kld[0].mean(axis=1)
-            nearest = nll if nearest is None else nearest
-            yield {
-                "algorithm": algorithm,
-                "ppl": math.exp(nll.mean()),
-                "ppl_source": math.exp(found.whole_nll.mean()),
-                "kl": float(divergence.mean()),
-                "kl_error": standard_error(divergence),
-                "over_rtn": math.exp((nll - nearest).mean()),
-                "over_rtn_error": standard_error(nll - nearest),
-            }
+        model, folder = cell["model"], self.folder / cell["model"]
+        if cell["reference"] == "file":
+            file = file_of(model, folder, build)
+            equal, total = imported(file, folder / "import")
+            row: Row = {"way": "import", "equal": equal, "total": total}
+            yield row | ({"bits_at_floor": bits_at_floor(file, folder / "auto")} if self.options.floor else {})
+            return
+        at = self.once(model, lambda: self._reference(model, folder))
+        usual = at.at(cell["size"])
+        chosen = mixed_formats(at, at.nbytes(usual)) if cell["way"].startswith(MIXED) else usual
+        yield at.row(cell["way"], chosen)
+
+    def _reference(self, model: str, folder: Path) -> Reference:
+        file = file_of(model, folder, build)
+        return Reference.of(file, folder / "noised", self.options.calibration_tokens, self.options.tokens)
+
+    def figures(self, rows: Rows) -> Figures:
+        files = [row for row in rows if row["reference"] == "file"]
+        others = [way for way in self.options.ways if way not in (LLAMA, MIXED)]
+        return {
+            "kl_over_llama": over_llama(rows, MIXED),
+            "kl_over_llama_by_way": {way: over_llama(rows, way) for way in others},
+            "imported": {named(row["model"]): {name: row[name] for name in ("equal", "total")} for row in files},
+            "bits_at_floor": {named(row["model"]): row["bits_at_floor"] for row in files if "bits_at_floor" in row},
+        }
 
 
 if __name__ == "__main__":

@@ -173,7 +173,7 @@ def contender(at: Prepared, label: str, lora: bool, density: float, lora_steps: 
             return None
         at.norms = at.norms or norms_of(case)
         weights = pruned(case.model, at.norms, density, STATIC[label])
-        return Contender(Replaced(case.model, weights, threads), None, density)
+        return Contender(Replaced(case.model, weights.get, threads), None, density)
     if label == PREDICTED:
         return Contender(case.stream, predicting(case, density, case.folder))
     if lora:

@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -67,14 +67,16 @@ class Case:
 class Replaced(LayerStream):
     """A model whose matrices are replaced, by role, as they are read."""
 
-    def __init__(self, model: Model, matrices: Mapping[str, np.ndarray], threads: int) -> None:
+    def __init__(self, model: Model, matrix: Callable[[str], np.ndarray | None], threads: int) -> None:
+        """Takes role -> float32 values, or None for a tensor that stays; `threads` matrices of a layer at a time."""
         super().__init__(model, threads)
-        self._matrices = matrices
+        self._matrix = matrix
 
     def _of_role(self, role: str):
         import torch
 
-        return torch.from_numpy(self._matrices[role]) if role in self._matrices else super()._of_role(role)
+        found = self._matrix(role)
+        return super()._of_role(role) if found is None else torch.from_numpy(found)
 
 
 def case_of(name: str, folder: Path, parts: Parts) -> Case:

@@ -173,7 +173,7 @@ def rewritten(
     """Writes a GGUF file again: with other values of keys (None leaves one out), and changed or further tensors."""
     reader = gguf.GGUFReader(file)
     values = {name: (field.contents(), field.types) for name, field in reader.fields.items() if "GGUF." not in name}
-    writer = gguf.GGUFWriter(to, values["general.architecture"][0])
+    writer = gguf.GGUFWriter(to, values["general.architecture"][0], use_temp_file=True)  # holds one tensor
     writer.kv_data[0].clear()  # it has written the architecture
     for name, value in keys.items():
         values[name] = value, _kinds(value)
