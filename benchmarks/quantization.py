@@ -26,15 +26,15 @@ import numpy as np
 
 from benchmarks.harness import Benchmark, Cell, Figures, Row, Rows, main, option
 from benchmarks.harness.places import data
-from benchmarks.shared import format_choice, ggml, noised
+from benchmarks.shared import ggml, noised
 from benchmarks.shared.cases import Replaced
 from benchmarks.shared.imported import imported
 from benchmarks.shared.llama_sizes import SIZES, type_of
 from benchmarks.shared.real_models import MODELS, SMALL, file_of, named
 from coldpress.compiler.activity.forward import LayerStream
+from coldpress.compiler.activity.sensitivity import sensitivities
 from coldpress.compiler.activity.variants import compare
 from coldpress.compiler.block_statistics import standard_error
-from coldpress.compiler.checkpoint.tensors import read_role
 from coldpress.compiler.cost_model import slice_bytes, weight_bytes
 from coldpress.compiler.io import load_arrays, load_record
 from coldpress.compiler.llama_cpp.formats import formats
@@ -42,6 +42,8 @@ from coldpress.compiler.llama_cpp.formats import type_of as type_of_format
 from coldpress.compiler.llama_cpp.types import decode
 from coldpress.compiler.rounding import gptq, rtn
 from coldpress.compiler.rounding._matrix import Known, Rounding
+from coldpress.compiler.stages.allocate._formats import SENSITIVITY_TOKENS
+from coldpress.compiler.stages.allocate._mixed import Mixes, expected_effects
 from coldpress.runtime.kernels.matmul import decode_rows
 from coldpress.schemas.activations import Activations
 from coldpress.schemas.corpus import Corpus
@@ -70,7 +72,6 @@ class Reference:
     """A model that is rounded, with what a build has measured of it, and test text."""
 
     model: Model
-    file: Path
     activations: Activations
     gram: GramMatrices
     calibration: np.ndarray
@@ -92,7 +93,6 @@ class Reference:
         blocks = (load_arrays(corpus.split(name).arrays)["tokens"] for name in ("calibration", "test"))
         return Reference(
             load_record(built / "ingest.json", Model),
-            source,
             load_record(_only(built, "calibrate.json"), Activations),
             load_record(_only(built, "gram.json"), GramMatrices),
             *blocks,
@@ -120,16 +120,15 @@ class Reference:
         return greedy_tokens(self.stream, self.hidden)
 
     @functools.cached_property
-    def losses(self) -> format_choice.Losses:
-        """What each format loses in each matrix, rounded by importances."""
-        shapes = {role: source.shape for role, source in self.matrices.items()}
-        rounding = self.rounding(MIXED)
+    def mixes(self) -> Mixes:
+        """The product's formats by matrix, from the fewest bytes to those of the source."""
+        found = sensitivities(self.stream, self.calibration[: max(1, SENSITIVITY_TOKENS // self.calibration.shape[1])])
+        return Mixes(self.model, expected_effects(self.model, self.rounding(MIXED), found, _threads()), ())
 
-        def error(role: str, name: FormatName) -> np.ndarray:
-            return self._by_us(rounding, {role: name}, role) - read_role(self.model, role)
-
-        known = format_choice.sensitivities(self.file, self.calibration)
-        return format_choice.losses(shapes, known, error, _threads())
+    def mixed(self, limit_bytes: int) -> FormatOf:
+        """Returns the product's formats by matrix in at most so many bytes."""
+        each = (self.mixes.chosen(sizes) for sizes in reversed(self.mixes.path))
+        return next(chosen for chosen in each if self.nbytes(chosen) <= limit_bytes)
 
     def at(self, size: str) -> FormatOf:
         """Returns the formats of llama.cpp's types at a size."""
@@ -183,11 +182,6 @@ class Reference:
             "ppl_ratio": math.exp(found.nll.mean() - found.whole_nll.mean()),
             "same": float((greedy_tokens(self.stream, hidden) == self.greedy).mean()),
         }
-
-
-def mixed_formats(reference: Reference, limit_bytes: int) -> FormatOf:
-    """Returns formats by matrix of at most so many bytes, by measured sensitivities."""
-    return format_choice.within(reference.losses, limit_bytes)
 
 
 def greedy_tokens(stream: LayerStream, hidden: "Tensor") -> np.ndarray:
@@ -293,7 +287,7 @@ class Plugin(Benchmark[Options]):
             return
         at = self.once(model, lambda: self._reference(model, folder))
         usual = at.at(cell["size"])
-        chosen = mixed_formats(at, at.nbytes(usual)) if cell["way"].startswith(MIXED) else usual
+        chosen = at.mixed(at.nbytes(usual)) if cell["way"].startswith(MIXED) else usual
         yield at.row(cell["way"], chosen)
 
     def _reference(self, model: str, folder: Path) -> Reference:

@@ -10,7 +10,7 @@ from gguf.quants import dequantize
 from gguf.quants import quantize as reference
 
 from benchmarks.quantization import greedy_tokens, over_llama
-from benchmarks.shared import format_choice, ggml, imported, noised
+from benchmarks.shared import ggml, imported, noised
 from benchmarks.shared.llama_sizes import SIZES, type_of
 from coldpress.compiler.activity import forward
 from coldpress.compiler.activity.forward import LayerStream
@@ -151,13 +151,3 @@ def test_a_ratio_is_formed_within_a_model_and_a_size() -> None:
     rows += [{"model": "a", "way": "import", "equal": 1, "total": 1}]
     assert over_llama(rows, "mixed") == {"Q6_K": {"median": 0.625, "worst": 0.75}}
     assert over_llama(rows, "gptq") == {}
-
-
-def test_bytes_go_where_they_save_most() -> None:
-    known = {
-        "a": {"small": (10, 8.0), "odd": (15, 9.0), "large": (20, 1.0)},
-        "b": {"small": (10, 2.0), "large": (20, 1.0)},
-    }
-    assert format_choice.within(known, 30) == {"a": "large", "b": "small"}
-    assert format_choice.within(known, 40) == {"a": "large", "b": "large"}
-    assert format_choice.within(known, 29) == {"a": "small", "b": "small"}
