@@ -1,8 +1,8 @@
 """The types that llama.cpp gives a model's matrices at a size: its rule by tensor, for dense models of Llama's form.
 
 v_proj and down_proj get more bits in some layers. A row that a block of 256 does not divide takes a type with blocks of
-32. Models of 70B, Falcon and mixtures have other rules, which are not here. In place of Q3_K llama.cpp had IQ4_NL until
-2025 and has Q4_0 since; both take the same bytes, and here stands the better one.
+32. Models of 70B, Falcon and mixtures have other rules, which are not here. In place of Q3_K older versions of
+llama.cpp have IQ4_NL and newer ones Q4_0; both take the same bytes, and here stands the better one.
 """
 
 from coldpress.compiler.llama_cpp.types import BLOCKS

@@ -230,3 +230,9 @@ def test_matrices_have_smaller_formats_where_the_file_s_own_do_not_fit(
     best = found.tried[0]
     assert (best.ppl_ratio, best.method) == (pytest.approx(1.02), "dense")
     assert best.dram_bytes == needed - fewer_bytes, "everything is in DRAM"
+
+    read = taken(needed - 3 * fewer_bytes)
+    assert {*read.layer_formats} == {"q4_k"}, "the smallest formats that keep the quality, where all must be read"
+    formats = {role: one.format for one in read.kept for role in one.roles}
+    assert formats == {role: name for role, name in kept(model, "q4_k").items() if role != value}
+    assert read.tried[0].ppl_ratio == pytest.approx(1.02)

@@ -32,6 +32,7 @@ from coldpress.compiler.stages.allocate._division import (
     method_of,
 )
 from coldpress.compiler.stages.allocate._finalists import completed
+from coldpress.compiler.stages.allocate._formats import SENSITIVITY_TOKENS
 from coldpress.compiler.stages.allocate._ladder import with_ladder
 from coldpress.compiler.stages.allocate._quality import Floor
 from coldpress.compiler.stages.allocate._replay import Replays, setting_of
@@ -139,8 +140,9 @@ def _log(sparsity: Sparsity, inputs: Inputs) -> None:
 
 
 def needs(build: "Build") -> StageNeeds:
-    """Returns what passes take that measure quality, and losses, if the rule measures them: hidden states of all
-    variants twice and of the whole model, logits of a block; seconds for each budget, whose density may be its own."""
+    """Returns what passes take that measure quality, or sensitivities with hidden states before every layer, and
+    losses, if the rule measures them: hidden states of all variants twice and of the whole model, logits of a block;
+    seconds for each budget, whose density may be its own."""
     settings, spec = build.settings["allocate"], build.model.spec
     rule = load("coldpress.compiler.stages.allocate", Rule, settings["density_allocation"])
     variants = rule.num_variants(spec.num_hidden_layers, len(build.families))
@@ -148,7 +150,9 @@ def needs(build: "Build") -> StageNeeds:
     seconds, passes_bytes = SEARCH_S if build.has("explore") else build.PYTHON_S, build.PYTHON_BYTES
     if build.has("explore") and settings.get("explore") != WHOLE:
         passes = needs_of_passes("allocate", build, build.methods)
-        passes_bytes, disk_bytes = passes.ram_bytes, disk_bytes + passes.disk_bytes
+        before_layers = 4 * max(SENSITIVITY_TOKENS, build.block_tokens) * spec.hidden_size * spec.num_hidden_layers
+        backward = build.TORCH_BYTES + build.layer_weights_bytes + build.running_bytes(24, 24) + before_layers
+        passes_bytes, disk_bytes = max(passes.ram_bytes, backward), disk_bytes + passes.disk_bytes
         seconds += build.TORCH_S + NEEDED_SHARE * passes.runtime_s
     if not variants:
         return StageNeeds(stage="allocate", ram_bytes=passes_bytes, disk_bytes=disk_bytes, runtime_s=seconds)

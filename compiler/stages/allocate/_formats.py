@@ -2,8 +2,9 @@
 
 If the whole model fits in DRAM in a format that keeps the quality, nothing is measured, but a format on more tokens, at
 last the whole validation text, where those of `explore` do not tell whether it keeps the quality. Otherwise formats
-that are smaller than a quantized file's own are measured, the largest first, and formats by layer (_mixed.py). What
-the search then takes of heads, keys and values is measured on more text, too.
+by matrix are measured (_mixed.py), those that fit in DRAM, or the smallest that keep the quality, and formats of all
+layers that are smaller than a quantized file's own, the largest first, while they may keep it. What the search then
+takes of heads, keys and values is measured on more text, too.
 """
 
 import math
@@ -55,11 +56,11 @@ from coldpress.schemas.families import (
 
 OwnLoss = HeadLoss | KvCacheLoss
 HOPEFUL = 2.0
-"""Divergence, over the logarithm of max_ppl_ratio, up to which formats by layer are worth a measurement."""
+"""Divergence, over the logarithm of max_ppl_ratio, up to which formats are worth a measurement."""
 LEAST_TRIES = 2
 """Measurements of the smallest formats by matrix that keep the quality: what is expected of them is a fifth too low."""
 SENSITIVITY_TOKENS = 1024
-"""Calibration tokens; twice as many change no choice by more than a hundredth (docs/experiments/formats.md)."""
+"""Calibration tokens; twice as many change no choice by more than a hundredth (docs/experiments/quantization.md)."""
 ERRORS = 2.0
 """Standard errors by which a coarse measurement may be wrong."""
 
