@@ -253,10 +253,10 @@ def row_table_bytes(spec: ModelSpec, formats: Formats) -> int:
 
 
 def dense_footprint_bytes(
-    model: HasShapes, format_name: FormatName, context_length: int, kv_cache: KvCacheFormat = "fp16"
+    model: HasShapes, formats: Formats, context_length: int, kv_cache: KvCacheFormat = "fp16"
 ) -> int:
     """Returns the bytes of all weights and the KV cache in a dense run. A budget in percent is a share of this."""
-    return weight_bytes(model, format_name) + kv_cache_bytes(model.spec, context_length, kv_cache)
+    return weight_bytes(model, formats) + kv_cache_bytes(model.spec, context_length, kv_cache)
 
 
 def predictor_bytes(spec: ModelSpec, rank: int, format_name: FormatName) -> int:

@@ -115,26 +115,26 @@ def bookkeeping_bytes(
 
 def dense_bookkeeping_bytes(
     spec: ModelSpec,
-    format_name: FormatName,
+    formats: Formats,
     page_bytes: int,
     caches: Collection[str] = (DEFAULT_CACHE,),
     family: FamilyName | None = None,
 ) -> int:
     """Returns a dense run's bookkeeping with any of `caches`, with units of `family`, None for a dense run's own; its
     selector keeps no array."""
-    sections = make_sections(spec, (family or dense_family(spec),), format_name)
-    return _counted_bytes(spec, sections, format_name, (), caches, page_bytes)
+    sections = make_sections(spec, (family or dense_family(spec),), formats)
+    return _counted_bytes(spec, sections, formats, (), caches, page_bytes)
 
 
 def _counted_bytes(
     spec: ModelSpec,
     sections: Sequence[Section],
-    format_name: FormatName,
+    formats: Formats,
     arrays: Sequence[SelectorArray],
     caches: Collection[str],
     page_bytes: int,
 ) -> int:
-    tables = row_tables(spec, sections, format_name)
+    tables = row_tables(spec, sections, formats)
     num_pages = image_bytes(sections, tables) // page_bytes
     return counted_bytes(spec, sections, num_pages, arrays, set(caches)) + row_buffer_bytes(tables, page_bytes)
 
@@ -144,7 +144,7 @@ class Whole(NamedTuple):
     the bookkeeping of a dense run with any of `caches`."""
 
     model: HasShapes
-    format: FormatName
+    format: Formats
     context_length: int
     kv_cache: KvCacheFormat
     page_bytes: int

@@ -120,6 +120,8 @@ class WholeInDram(Record):
 
     format: FormatName
     """fp16 for the original."""
+    is_mixed: bool = False
+    """True for an artifact's own formats, of which `format` is the coarsest."""
     dram_bytes: PositiveCount
     """Weights, KV cache and bookkeeping, as an artifact in that format would count them."""
     fits: bool
@@ -134,6 +136,10 @@ class WholeInDram(Record):
     @property
     def tokens_per_s(self) -> float:
         return 1 / self.dram_s
+
+    @property
+    def title(self) -> str:
+        return "the artifact's formats" if self.is_mixed else self.format
 
 
 class LlamaCppRun(Record):

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -53,6 +53,9 @@ from coldpress.schemas.families import (
     of_layers,
     slice_formats,
 )
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 OwnLoss = HeadLoss | KvCacheLoss
 HOPEFUL = 2.0
@@ -197,9 +200,11 @@ class MeasuredFormats:
         formats = mixes.layers(mixes.path[at])
         layers = of_layers(formats)
         if self.curves.format_loss(layers, self._dense) is None:
+            is_near = mixes.lost[at] > math.log(self._floor.max_ppl_ratio) / 2  # fewer tokens would leave it open
+            passes = self._on_tokens(self._blocks if is_near else self._tokens)
             self._steps.expect(1)
-            self._add(formats=(self._all.format(formats, self._dense),))
-            self._sure[layers, (self._dense,)] = self._tokens.size
+            self._add(formats=(passes.format(formats, self._dense),))
+            self._sure[layers, (self._dense,)] = passes.tokens.size
             self._settle(layers)
         return self._most_ratio(layers)
 
@@ -334,7 +339,10 @@ class MeasuredFormats:
 
     @cached_property
     def _every_token(self) -> Passes:
-        return self._passes(self._blocks)
+        import torch
+
+        rest = self._stream.last_hidden(self._blocks[len(self._tokens) :])
+        return self._passes(self._blocks, torch.cat([self._all.whole, rest]))
 
     @property
     def _tokens(self) -> np.ndarray:
@@ -357,11 +365,11 @@ class MeasuredFormats:
         assert self._inputs.corpus is not None
         return load_arrays(self._inputs.corpus.split("validation").arrays, "tokens")["tokens"]
 
-    def _passes(self, tokens: np.ndarray) -> Passes:
+    def _passes(self, tokens: np.ndarray, whole: "Tensor | None" = None) -> Passes:
         work = Workspace(
             self._inputs.work.folder / "quality-{}x{}".format(*tokens.shape), self._inputs.work.fingerprint
         )
-        whole = self._stream.last_hidden(tokens)
+        whole = self._stream.last_hidden(tokens) if whole is None else whole
         return Passes("allocate", self._stream, tokens, whole, work, self._steps, self._rounding)
 
 

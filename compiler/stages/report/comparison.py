@@ -55,7 +55,7 @@ def _llama_cpp_row(run: LlamaCppRun) -> tuple[str, ...]:
 
 def _whole_row(metrics: Metrics, whole: WholeInDram) -> tuple[str, ...]:
     original = whole is metrics.original
-    name = f"the original, all in DRAM as {whole.format}" if original else f"{whole.format}, all in DRAM"
+    name = f"the original, all in DRAM as {whole.format}" if original else f"{whole.title}, all in DRAM"
     needed = show_bytes(whole.dram_bytes) + ("" if whole.fits else ", more than the device has")
     speed = rate(whole.tokens_per_s) + ("" if whole.fits else ", if it fitted")
     return (name, needed, "0 B", "0.0", speed, _perplexity(metrics, whole, original))
@@ -74,7 +74,7 @@ def _perplexity(metrics: Metrics, whole: WholeInDram, original: bool) -> str:
 def fitting_formats(metrics: Metrics) -> list[str]:
     """Returns the formats in which the whole model fits the artifact's own budget, each with its bytes."""
     return [
-        f"{whole.format} ({show_bytes(whole.dram_bytes)})"
+        f"{whole.title} ({show_bytes(whole.dram_bytes)})"
         for whole in metrics.in_dram
         if whole.dram_bytes <= metrics.budget_bytes
     ]
@@ -131,7 +131,7 @@ def front_chart(builds: Mapping[str, Metrics]) -> Chart:
 
 def _front_caption(builds: Mapping[str, Metrics], whole: tuple[WholeInDram, ...]) -> str:
     searched = any(metrics.front for metrics in builds.values())
-    unknown = [each.format for each in whole if each.ppl_ratio is None]
+    unknown = [each.title for each in whole if each.ppl_ratio is None]
     parts = [
         "Simulated speed and cost in quality: better is to the right and below. Areas show DRAM.",
         "The front's points are the search's estimates, from which it chose one; the artifact is measured on test text."
@@ -167,7 +167,7 @@ def _tried(found: list[Tried]) -> _Places:
 def _whole_marks(metrics: Metrics) -> Iterator[Marks]:
     for whole, colour, shape in zip(metrics.in_dram, SERIES[3:], ("^", "v", "<"), strict=True):
         places = _Places((whole.tokens_per_s,), (whole.ppl_ratio,), (whole.dram_bytes,))
-        yield places.marks(f"{whole.format} in DRAM", colour, shape, hollow=not whole.fits)
+        yield places.marks(f"{whole.title} in DRAM", colour, shape, hollow=not whole.fits)
 
 
 def time_chart(builds: Mapping[str, Metrics]) -> Chart:

@@ -18,7 +18,7 @@ from coldpress.runtime.quantization._mixed import coarsest, format_fields
 from coldpress.schemas.activations import Activations, FamilyStatistics
 from coldpress.schemas.curves import Curves
 from coldpress.schemas.device import DeviceProfile
-from coldpress.schemas.families import FamilyName, FormatName, dense_family
+from coldpress.schemas.families import FamilyName, FormatName, Formats, dense_family, of_layers
 from coldpress.schemas.layout import KvCacheFormat, Layout, Plan, placed_parts
 from coldpress.schemas.metrics import Metrics, Verification, WholeInDram
 from coldpress.schemas.model import Model
@@ -126,14 +126,15 @@ def _in_dram(
 ) -> Iterator[WholeInDram]:
     """Yields the whole model in DRAM: the original with an fp16 KV cache, other formats with the artifact's."""
     as_explored = model.relufication is None and model.distillation is None  # else the losses are of another model
-    own = coarsest(sparsity.formats)
-    for format_name in WHOLE_FORMATS if own in WHOLE_FORMATS else (*WHOLE_FORMATS[:-1], own):
-        kept = "fp16" if format_name == ORIGINAL else plan.kv_cache
-        whole = all_in_dram(model, format_name, plan.context_length, kept, device)
-        loss = curves.format_loss(format_name, dense_family(model.spec)) if curves is not None and as_explored else None
-        if format_name == ORIGINAL:
+    own = sparsity.formats
+    for formats in WHOLE_FORMATS if own in WHOLE_FORMATS else (*WHOLE_FORMATS[:-1], own):
+        kept = "fp16" if formats == ORIGINAL else plan.kv_cache
+        whole = all_in_dram(model, formats, plan.context_length, kept, device)
+        known = curves if as_explored else None
+        loss = known.format_loss(of_layers(formats), dense_family(model.spec)) if known is not None else None
+        if formats == ORIGINAL:
             yield whole.model_copy(update={"ppl_ratio": 1.0})
-        elif sparsity.formats == format_name:
+        elif formats == own:
             yield whole.model_copy(update={"ppl_ratio": found.ppl_dense / found.ppl_source})
         elif loss is not None:
             yield whole.model_copy(update={"ppl_ratio": loss.ppl_ratio, "is_estimate": True})
@@ -142,15 +143,16 @@ def _in_dram(
 
 
 def all_in_dram(
-    model: Model, format_name: FormatName, context_length: int, kv_cache: KvCacheFormat, device: DeviceProfile
+    model: Model, formats: Formats, context_length: int, kv_cache: KvCacheFormat, device: DeviceProfile
 ) -> WholeInDram:
     """Returns the DRAM that the whole model takes, and the speed of the dense run there, without its perplexity."""
-    whole = Whole(model, format_name, context_length, kv_cache, device.flash.page_bytes.value)
+    whole = Whole(model, formats, context_length, kv_cache, device.flash.page_bytes.value)
     (dram_bytes,) = whole.budgets("100%")
-    run = dense_run(model, format_name, context_length, dram_bytes, device, kv_cache)
+    run = dense_run(model, formats, context_length, dram_bytes, device, kv_cache)
     assert run is not None
     return WholeInDram(
-        format=format_name,
+        format=coarsest(formats),
+        is_mixed=not isinstance(formats, str),
         dram_bytes=dram_bytes,
         fits=dram_bytes <= device.dram_bytes.value,
         dram_s=run.token_s,

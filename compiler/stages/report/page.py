@@ -51,7 +51,7 @@ def render(metrics: Metrics, inputs: Inputs) -> str:
             device=inputs.device,
             plan=inputs.plans.largest_plan,
             verification=inputs.verification,
-            weight_bytes=weight_bytes(inputs.model, inputs.sparsity.format),
+            weight_bytes=weight_bytes(inputs.model, inputs.sparsity.formats),
             formats=in_words(inputs.sparsity.formats),
             cards=_cards(metrics, inputs.device),
             headline=headline(metrics, inputs.device.title),
