@@ -6,7 +6,7 @@ Blocks of text are few; fewer than eight are cut into as many parts, over which 
 import hashlib
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -63,6 +63,13 @@ class Passes:
     work: Workspace
     steps: Steps
     rounding: Rounding
+
+    def extended(self, tokens: np.ndarray, work: Workspace) -> "Passes":
+        """Returns passes over a text, int [num_blocks, T], that begins with the blocks of this one."""
+        import torch
+
+        rest = self.stream.last_hidden(tokens[len(self.tokens) :])
+        return replace(self, tokens=tokens, whole=torch.cat([self.whole, rest]), work=work)
 
     def differences(self, title: str, hidden: "Callable[[], Tensor]", head: LayerStream | None = None) -> Differences:
         """Returns what a pass measured, with the source's head or another one; an interrupted run of the same inputs

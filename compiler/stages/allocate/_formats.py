@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -53,9 +53,6 @@ from coldpress.schemas.families import (
     of_layers,
     slice_formats,
 )
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 OwnLoss = HeadLoss | KvCacheLoss
 HOPEFUL = 2.0
@@ -339,10 +336,7 @@ class MeasuredFormats:
 
     @cached_property
     def _every_token(self) -> Passes:
-        import torch
-
-        rest = self._stream.last_hidden(self._blocks[len(self._tokens) :])
-        return self._passes(self._blocks, torch.cat([self._all.whole, rest]))
+        return self._all.extended(self._blocks, self._workspace(self._blocks))
 
     @property
     def _tokens(self) -> np.ndarray:
@@ -365,12 +359,13 @@ class MeasuredFormats:
         assert self._inputs.corpus is not None
         return load_arrays(self._inputs.corpus.split("validation").arrays, "tokens")["tokens"]
 
-    def _passes(self, tokens: np.ndarray, whole: "Tensor | None" = None) -> Passes:
-        work = Workspace(
-            self._inputs.work.folder / "quality-{}x{}".format(*tokens.shape), self._inputs.work.fingerprint
-        )
-        whole = self._stream.last_hidden(tokens) if whole is None else whole
+    def _passes(self, tokens: np.ndarray) -> Passes:
+        whole, work = self._stream.last_hidden(tokens), self._workspace(tokens)
         return Passes("allocate", self._stream, tokens, whole, work, self._steps, self._rounding)
+
+    def _workspace(self, tokens: np.ndarray) -> Workspace:
+        work = self._inputs.work
+        return Workspace(work.folder / "quality-{}x{}".format(*tokens.shape), work.fingerprint)
 
 
 def smallest_first(losses: Sequence[FormatLoss], family: FamilyName) -> list[LayerFormats]:
