@@ -127,7 +127,7 @@ class _Backward(Variation):
 
         loaded = self.load_layer(layer, hidden.shape[1])
         for name, module in loaded.module.named_modules():
-            if type(module) is torch.nn.Linear and f"{self._path(layer)}.{name}.weight" in self._parameters:
+            if isinstance(module, torch.nn.Linear) and f"{self._path(layer)}.{name}.weight" in self._parameters:
                 module.register_forward_hook(_watching(loaded.running, f"{name}.weight"))
         sums: list[Sums] = [{} for _ in hidden]
         found = torch.empty_like(gradient)

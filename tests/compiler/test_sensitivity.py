@@ -12,7 +12,8 @@ from coldpress.compiler.activity.sensitivity import _Backward, sensitivities
 from coldpress.compiler.quality.expected_loss import SAMPLE_ROWS, expected_divergence
 from coldpress.compiler.rounding import rtn
 from coldpress.compiler.rounding._matrix import Rounding
-from coldpress.runtime.plugins import load
+from coldpress.compiler.stages.allocate._mixed import formats_of_matrices
+from coldpress.runtime.plugins import load, names
 from coldpress.runtime.quantization import Format
 from coldpress.schemas.model import Model
 from tests.support.hf import load_hf
@@ -72,6 +73,16 @@ def test_gradients_are_those_of_the_whole_model(case, monkeypatch: pytest.Monkey
         assert start == len(products)
 
 
+@pytest.mark.parametrize("architecture", names("coldpress.compiler.architectures"))
+def test_every_matrix_of_a_dense_model_has_one(architecture: str, tmp_path: Path) -> None:
+    source = source_of(tmp_path, architecture, relu=False, layers=2)
+    if source.model.spec.is_mixture:
+        pytest.skip("formats by matrix are of dense models")
+    found = sensitivities(LayerStream(source.model), np.asarray(source.tokens[:1]))
+    assert found.keys() == formats_of_matrices(source.model).keys()
+    assert all(np.isfinite(one.outputs).all() and one.outputs.sum() > 0 < one.inputs.sum() for one in found.values())
+
+
 def test_threads_change_no_bit(case) -> None:
     model, _, tokens = case
     one, two = (sensitivities(LayerStream(model, threads), tokens) for threads in (1, 2))
@@ -99,15 +110,15 @@ def test_a_sample_of_rows_expects_what_all_rows_do(case, monkeypatch: pytest.Mon
     role = f"layers.{LAYERS - 1}.up_proj.weight"
     own = sensitivities(LayerStream(model), tokens)[role]
     rounding = Rounding(rtn.Plugin())
-    names = ("int4_group32", "q5_1")
+    compared = ("int4_group32", "q5_1")
     weights = rounding.weights(model, role, "row").read(0, len(own.outputs))
-    found = expected_divergence(rounding, model, role, own, names)
-    for name in names:
+    found = expected_divergence(rounding, model, role, own, compared)
+    for name in compared:
         codec = load("coldpress.runtime.quantization", Format, name)
         errors = codec.decode(codec.encode(weights), weights.shape[1]).astype(np.float64) - weights
         assert found[name] == pytest.approx(float(own.outputs @ errors**2 @ own.inputs), rel=1e-4)
     assert found["int4_group32"] > 2 * found["q5_1"] > 0
     assert len(own.outputs) <= SAMPLE_ROWS
     monkeypatch.setattr("coldpress.compiler.quality.expected_loss.SAMPLE_ROWS", len(own.outputs) // 2)
-    half = expected_divergence(rounding, model, role, own, names)
-    assert all(half[name] == pytest.approx(found[name], rel=0.3) and half[name] != found[name] for name in names)
+    half = expected_divergence(rounding, model, role, own, compared)
+    assert all(half[name] == pytest.approx(found[name], rel=0.3) and half[name] != found[name] for name in compared)
