@@ -4,6 +4,7 @@ Both builds go as far as `allocate`, by the product's own rules, on the same tex
 processor's of `explore` and `allocate`, the first budget's with what later budgets find again. Speeds are the law's.
 """
 
+import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -40,7 +41,7 @@ class Plugin(Benchmark[Options]):
         "rows[].token_s?": "modelled seconds per token",
         "rows[].explore_s": "processor seconds of explore; 0 where an earlier budget ran it",
         "rows[].allocate_s": "processor seconds of allocate; 0 where it refused",
-        "speed.*.*?": "speed of the default choice over that of explore=whole, by model and share",
+        "speed.*.*?": "speed of the default choice over that of explore=whole, by model and share; 0: it refused",
         "worst_speed?": "least of speed",
         "seconds.*.*": "processor seconds of explore and allocate for all budgets, by way and model",
     }
@@ -78,7 +79,8 @@ class Plugin(Benchmark[Options]):
         speed: dict[str, dict[str, float]] = {}
         for (model, way, share), seconds in token_s.items():
             if way == "whole":
-                speed.setdefault(named(model), {})[share] = seconds / token_s[model, "needed", share]
+                default_s = token_s.get((model, "needed", share), math.inf)
+                speed.setdefault(named(model), {})[share] = seconds / default_s
         return {
             "speed": speed,
             "worst_speed": min((one for found in speed.values() for one in found.values()), default=None),
