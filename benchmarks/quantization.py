@@ -42,7 +42,6 @@ from coldpress.compiler.llama_cpp.formats import type_of as type_of_format
 from coldpress.compiler.llama_cpp.types import decode
 from coldpress.compiler.rounding import gptq, rtn
 from coldpress.compiler.rounding._matrix import Known, Rounding
-from coldpress.compiler.stages.allocate._formats import SENSITIVITY_TOKENS
 from coldpress.compiler.stages.allocate._mixed import Mixes, expected_effects
 from coldpress.runtime.kernels.matmul import decode_rows
 from coldpress.schemas.activations import Activations
@@ -122,7 +121,7 @@ class Reference:
     @functools.cached_property
     def mixes(self) -> Mixes:
         """The product's formats by matrix, from the fewest bytes to those of the source."""
-        found = sensitivities(self.stream, self.calibration[: max(1, SENSITIVITY_TOKENS // self.calibration.shape[1])])
+        found = sensitivities(self.stream, self.calibration)
         return Mixes(self.model, expected_effects(self.model, self.rounding(MIXED), found, _threads()), ())
 
     def mixed(self, limit_bytes: int) -> FormatOf:

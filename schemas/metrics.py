@@ -121,7 +121,7 @@ class WholeInDram(Record):
     format: FormatName
     """fp16 for the original."""
     is_mixed: bool = False
-    """True for an artifact's own formats, of which `format` is the coarsest."""
+    """True if the matrices have several formats; `format` then names the coarsest."""
     dram_bytes: PositiveCount
     """Weights, KV cache and bookkeeping, as an artifact in that format would count them."""
     fits: bool

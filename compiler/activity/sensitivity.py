@@ -20,6 +20,8 @@ from coldpress.compiler.activity.rounded import Variation
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+SENSITIVITY_TOKENS = 1024
+"""Most tokens, in whole blocks; 2,048 gave formats that were no better (docs/experiments/quantization.md)."""
 Sums = dict[str, "tuple[Tensor, Tensor]"]
 """Linear module of a layer -> sums over tokens for its outputs [m] and its inputs [n]."""
 
@@ -35,8 +37,9 @@ class Sensitivity:
 
 
 def sensitivities(source: LayerStream, tokens: np.ndarray) -> Mapping[str, Sensitivity]:
-    """Returns the sensitivity of each matrix of the layers, by role, on token blocks, int [num_blocks, T]. A matrix
-    that transformers multiplies in no module of its own, such as an expert's, has none."""
+    """Returns the sensitivity of each matrix of the layers, by role, on the first of token blocks, int [num_blocks, T].
+    A matrix that transformers multiplies in no module of its own, such as an expert's, has none."""
+    tokens = tokens[: max(1, SENSITIVITY_TOKENS // tokens.shape[1])]
     stream = _Backward(source)
     before = [source.embed(tokens)]
     for layer in range(source.spec.num_hidden_layers):

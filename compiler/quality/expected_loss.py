@@ -1,6 +1,5 @@
-"""Expects what a matrix in a format costs: rounds some of its rows, and weighs the errors by its sensitivity."""
+"""Estimates what a format costs a matrix: rounds some of its rows, and weighs the errors by its sensitivity."""
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -27,14 +26,13 @@ def expected_divergence(
     weights = rounding.weights(model, role, "row")
     at = np.unique(np.linspace(0, weights.count - 1, min(weights.count, SAMPLE_ROWS)).astype(np.int64))
     rows = weights.read(0, weights.count)[at]
-    sample = dataclasses.replace(weights, count=len(rows), read=lambda start, stop: rows[start:stop], codes=_none)
+    # without the source's own codes, which are those of all rows
+    sample = Weights(
+        len(rows), weights.length, "row", lambda start, stop: rows[start:stop], weights.gram, weights.importance
+    )
     by_row = sensitivity.outputs[at].astype(np.float64)
     by_row *= sensitivity.outputs.sum(dtype=np.float64) / max(by_row.sum(), np.finfo(np.float64).tiny)
     return {name: float(by_row @ _errors(rounding, sample, role, name, sensitivity.inputs)) for name in formats}
-
-
-def _none(_: FormatName) -> None:
-    """Stands for the source's own codes, which a sample of rows does not have."""
 
 
 def _errors(rounding: Rounding, sample: Weights, role: str, name: FormatName, inputs: np.ndarray) -> np.ndarray:

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from coldpress.compiler.activity.sensitivity import SENSITIVITY_TOKENS
 from coldpress.compiler.activity.unit_statistics import fit_all
 from coldpress.compiler.candidates import AUTO, caches_for
 from coldpress.compiler.checkpoint.private import private_folder
@@ -32,7 +33,6 @@ from coldpress.compiler.stages.allocate._division import (
     method_of,
 )
 from coldpress.compiler.stages.allocate._finalists import completed
-from coldpress.compiler.stages.allocate._formats import SENSITIVITY_TOKENS
 from coldpress.compiler.stages.allocate._ladder import with_ladder
 from coldpress.compiler.stages.allocate._quality import Floor
 from coldpress.compiler.stages.allocate._replay import Replays, setting_of

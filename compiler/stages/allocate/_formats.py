@@ -46,7 +46,6 @@ from coldpress.schemas.families import (
     FormatName,
     Formats,
     LayerFormats,
-    by_layer,
     dense_family,
     head_of,
     names_in,
@@ -58,9 +57,7 @@ OwnLoss = HeadLoss | KvCacheLoss
 HOPEFUL = 2.0
 """Divergence, over the logarithm of max_ppl_ratio, up to which formats are worth a measurement."""
 LEAST_TRIES = 2
-"""Measurements of the smallest formats by matrix that keep the quality: what is expected of them is a fifth too low."""
-SENSITIVITY_TOKENS = 1024
-"""Calibration tokens; twice as many change no choice by more than a hundredth (docs/experiments/quantization.md)."""
+"""Measurements of the smallest formats by matrix that keep the quality: expected losses are about a fifth too low."""
 ERRORS = 2.0
 """Standard errors by which a coarse measurement may be wrong."""
 
@@ -78,7 +75,7 @@ class MeasuredFormats:
         """Tokens on which heads, and keys and values, were measured, where those are more than few: by format."""
         self._steps = Steps("allocate", 0, "passes")
         self._mixes: Mixes | None = None
-        """Formats by matrix, once they were expected."""
+        """Formats by matrix with their expected losses; None until `_mix` needs them."""
 
     def fitting(self, budgets: Sequence[int | str]) -> list[Searched]:
         """Searches without any selector, after measuring again each format whose quality few tokens leave open."""
@@ -139,7 +136,7 @@ class MeasuredFormats:
     def _measure_heads(self, found: Sequence[Searched]) -> bool:
         """Measures formats of the head that are smaller than a quantized file's own, where the model does not fit in
         DRAM; tells whether any was measured."""
-        known = {loss.format for loss in self.curves.heads}
+        known = {loss.format for loss in self._floor.curves.heads}  # those that lose too much, too
         names = [name for name in head_formats_of(self._inputs.model) if name not in known]
         if self._config.format != AUTO or not names or all_in_dram(found):
             return False
@@ -163,15 +160,14 @@ class MeasuredFormats:
     def _mix(self, found: Sequence[Searched]) -> bool:
         """Measures formats by matrix: those with which a whole model fits in DRAM, and, where they do not keep the
         quality or none fit, the smallest that do; tells whether any was measured."""
-        most, spec = self._floor.max_ppl_ratio, self._inputs.model.spec
+        most = self._floor.max_ppl_ratio
         reading = [one for one in found if one.best is None or not one.best.holds_everything]
         if self._config.format != AUTO or math.isinf(most) or self._dense != BLOCKS or not reading:
             return False
         self._mixes = mixes = self._expected_mixes()
 
         def fits(one: Searched, sizes: Sizes) -> bool:
-            formats = by_layer(mixes.formats(sizes), spec.num_hidden_layers)
-            return one.judge(Candidate(DENSE, formats, None, one.space.caches[0])).holds_everything
+            return one.judge(Candidate(DENSE, mixes.formats(sizes), None, one.space.caches[0])).holds_everything
 
         places = [last_that_fits(mixes.path, partial(fits, one)) for one in reading]
         hopeful = {at for at in places if at >= 0 and mixes.lost[at] <= HOPEFUL * math.log(most)}
@@ -181,8 +177,8 @@ class MeasuredFormats:
         return True
 
     def _measure_least_mix(self, mixes: Mixes) -> None:
-        """Measures the smallest formats by matrix that are expected to keep the quality; if they do not, once more what
-        is expected of them then."""
+        """Measures the smallest formats by matrix that should keep the quality. If they lose too much, scales the
+        expected losses to what was measured, and tries once more."""
         most = math.log(self._floor.max_ppl_ratio)
         room = most
         for _ in range(LEAST_TRIES):
@@ -351,8 +347,7 @@ class MeasuredFormats:
     def _calibration_tokens(self) -> np.ndarray:
         """Returns the text that sensitivities are measured on, int [num_blocks, T]."""
         assert self._inputs.corpus is not None
-        blocks = load_arrays(self._inputs.corpus.split("calibration").arrays, "tokens")["tokens"]
-        return blocks[: max(1, SENSITIVITY_TOKENS // blocks.shape[1])]
+        return load_arrays(self._inputs.corpus.split("calibration").arrays, "tokens")["tokens"]
 
     @cached_property
     def _blocks(self) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Gives each matrix, and the head, a format of its own, so that a model takes exactly as many bytes as there are.
+"""Gives each matrix, and the head, a format of its own, so that a model fills the bytes that it may take.
 
 From the smallest format everywhere, each byte goes where it saves most divergence (search/by_layer.py). What a matrix
 in a format costs is expected from its sensitivity (compiler/quality/expected_loss.py), and is taken to add up; the
@@ -45,7 +45,7 @@ Effects = Mapping[str, Mapping[FormatName, float]]
 
 @dataclass(frozen=True)
 class Mixes:
-    """Formats by matrix, from the fewest bytes to those that lose nothing more by being larger."""
+    """Formats by matrix, from the smallest of each matrix to the one that loses least."""
 
     model: Model
     effects: Effects
