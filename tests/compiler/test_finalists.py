@@ -21,7 +21,7 @@ from coldpress.compiler.stages.ingest import IngestConfig
 from coldpress.runtime.sparsity import flash
 from coldpress.schemas.activations import Activations
 from coldpress.schemas.corpus import SPLITS, Corpus, Split
-from coldpress.schemas.curves import Curve, Curves, HeadLoss, Point
+from coldpress.schemas.curves import Curve, Curves, FormatLoss, HeadLoss, Point
 from coldpress.schemas.errors import ColdpressError, DoesNotFitError
 from coldpress.schemas.memory import OverBudgetError
 from coldpress.schemas.model import Model
@@ -187,16 +187,22 @@ def test_a_selector_that_loses_too_much_is_measured_coarsely_alone(
     )
 
 
-def test_a_run_that_fits_only_without_attention_is_measured_as_it_is_rounded(
-    corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def attentive(corpus: Corpus, tmp_path: Path) -> tuple[Building, Curves]:
+    """A model that is mostly attention, and its formats."""
     write_model(tmp_path / "model", num_hidden_layers=2, hidden_size=256, intermediate_size=64)  # mostly attention
     model = ingest.run(IngestConfig(model=str(tmp_path / "model")), Workspace(tmp_path / "ingest", "test"))
     families = countable_families(model.spec)
     work, exact = Workspace(tmp_path / "activations", "test"), exact_families(families, model.spec)
     activations = count_activity(PassConfig(), model, corpus, families, Activity(exact), work, 1)
     formats = explored(model, corpus, activations, tmp_path / "formats", "needed")
-    building = Building(model, corpus, activations, tmp_path)
+    return Building(model, corpus, activations, tmp_path), formats
+
+
+def test_a_run_that_fits_only_without_attention_is_measured_as_it_is_rounded(
+    attentive: tuple[Building, Curves], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    building, formats = attentive
     with pytest.raises(DoesNotFitError) as refused:
         building.run(formats, "10%", monkeypatch, format="int8_group32")
     assert isinstance(refused.value, OverBudgetError)
@@ -208,6 +214,35 @@ def test_a_run_that_fits_only_without_attention_is_measured_as_it_is_rounded(
     assert not {title for title in building.passes if title.startswith("curve")}, "nothing that cannot fit is measured"
     assert found.tried[0].reason is not None
     assert "attention's are read from flash, too" in found.tried[0].reason
+
+
+def test_larger_formats_are_measured_where_attention_on_flash_loses_too_much(
+    attentive: tuple[Building, Curves], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    building, formats = attentive
+    small, large = "int4_group32", "int8_group32"
+    lossless = next(loss for loss in formats.formats if loss.format == small).model_copy(
+        update=NO_LOSS | {"ppl_ratio": 1.0}
+    )
+    formats = formats.model_copy(update={"formats": (lossless,), "heads": ()})
+    measured, asked = Passes.format, list[tuple[Any, ...]]()
+
+    def lossy(passes: Passes, name: Any, *families: str) -> FormatLoss:
+        is_good = name == large or (name == small and "attn_out" not in families)
+        ratio = 1.01 if is_good else 1.2
+        asked.append((name, *families))
+        return measured(passes, name, *families).model_copy(update={"ppl_ratio": ratio, "ppl_ratio_error": 0.0})
+
+    monkeypatch.setattr(Passes, "format", lossy)
+    monkeypatch.setattr(_formats, "larger_formats_of", lambda _: (large, "fp16"))
+    with pytest.raises(DoesNotFitError) as refused:
+        building.run(formats, "10%", monkeypatch)
+    assert isinstance(refused.value, OverBudgetError)
+    found = building.run(formats, refused.value.needed_bytes * 9 // 8, monkeypatch)
+    assert (found.format, found.families) == (large, ("block", "attn_in", "attn_out"))
+    assert found.tried[0].ppl_ratio == pytest.approx(1.01)
+    streamed = [one for one in asked if "attn_out" in one]
+    assert streamed == [(name, "block", "attn_in", "attn_out") for name in (small, large)], "no format in vain"
 
 
 def test_a_head_that_is_taken_is_measured_on_more_text(

@@ -54,8 +54,8 @@ from coldpress.schemas.families import (
 )
 
 OwnLoss = HeadLoss | KvCacheLoss
-HOPEFUL = 2.0
-"""Divergence, over the logarithm of max_ppl_ratio, up to which formats are worth a measurement."""
+HOPEFUL = 1.5
+"""Expected divergence, over the logarithm of max_ppl_ratio, up to which formats are worth a measurement."""
 LEAST_TRIES = 2
 """Measurements of the smallest formats by matrix that keep the quality: expected losses are about a fifth too low."""
 ERRORS = 2.0
@@ -73,6 +73,8 @@ class MeasuredFormats:
         """Tokens on which formats were measured, where those are more than few: by format and families."""
         self._sure_own: dict[str, int] = {}
         """Tokens on which heads, and keys and values, were measured, where those are more than few: by format."""
+        self._streamed: set[LayerFormats] = set()
+        """Formats that a search took with attention on flash."""
         self._steps = Steps("allocate", 0, "passes")
         self._mixes: Mixes | None = None
         """Formats by matrix with their expected losses; None until `_mix` needs them."""
@@ -94,11 +96,7 @@ class MeasuredFormats:
                 found = searched_together(self._config, *self._on(self.curves), budgets)
         while self._settle_taken(found):
             found = searched_together(self._config, *self._on(self.curves), budgets)
-        streamed = {of_layers(one.best.candidate.format) for one in found if one.best and streams_attention(one.best)}
-        if not streamed:
-            return found
-        self._remeasure(lambda loss: loss.format in streamed, self._blocks, (self._dense, *ATTENTION))
-        return searched_together(self._config, *self._on(self.curves), budgets)
+        return found
 
     def with_columns(self) -> None:
         """Measures the formats that keep the quality in a dense run also with columns of down, which the units of other
@@ -123,10 +121,10 @@ class MeasuredFormats:
         is_open = self._config.format == AUTO and {loss.format for loss in self.curves.formats}.isdisjoint(smaller)
         if not is_open or not smaller or all_in_dram(found):
             return False
-        most = HOPEFUL * math.log(self._floor.max_ppl_ratio)
+        most = math.log(self._floor.max_ppl_ratio)
         for name in smaller:
             if self._mixes is not None and self._mixes.expected(name) > most:
-                break  # smaller formats lose more
+                break  # expected losses are too low, if anything, and smaller formats lose more
             self._measure_formats([name], self._dense)
             self._settle(name)
             if not self._is_good(name):
@@ -140,9 +138,14 @@ class MeasuredFormats:
         names = [name for name in head_formats_of(self._inputs.model) if name not in known]
         if self._config.format != AUTO or not names or all_in_dram(found):
             return False
-        self._steps.expect(len(names))
-        self._add(heads=tuple(map(self._few.head, names)))
-        self._settle_heads()
+        most = max(self._left_by_layers)
+        for name in names:
+            self._steps.expect(1)
+            loss = self._all.head(name)
+            self._sure_own[_name(loss)] = self._tokens.size
+            if loss.ppl_ratio > most:
+                break  # smaller formats lose more
+            self._add(heads=(loss,))
         return True
 
     def _enlarge(self) -> None:
@@ -212,8 +215,7 @@ class MeasuredFormats:
     def _settle_heads(self) -> None:
         """Measures heads on more tokens where few leave open whether they keep the ratio that layers leave, the largest
         first. If one loses too much, smaller ones lose more, and are left out."""
-        most = self._floor.max_ppl_ratio
-        left = [most / max(1.0, loss.ppl_ratio) for loss in self.curves.formats if loss.ppl_ratio <= most] or [most]
+        left = self._left_by_layers
         heads: list[OwnLoss] = []
         for known in self.curves.heads:
             is_open = any(_is_open(known, room) for room in left)
@@ -223,10 +225,18 @@ class MeasuredFormats:
             heads.append(loss)
         self.curves = self.curves.model_copy(update={"heads": tuple(heads)})
 
+    @property
+    def _left_by_layers(self) -> list[float]:
+        """Returns the perplexity ratios that formats of layers which keep the quality leave to the head."""
+        most = self._floor.max_ppl_ratio
+        return [most / max(1.0, loss.ppl_ratio) for loss in self.curves.formats if loss.ppl_ratio <= most] or [most]
+
     def _settle_taken(self, found: Sequence[Searched]) -> bool:
         """Measures the heads, and the keys and values, that searches take on more tokens; on the whole validation text
-        where it is then open whether all losses together keep the quality. Tells whether any was measured."""
+        where it is then open whether all losses together keep the quality. Tells whether any was measured, or a format
+        with attention on flash."""
         known = self.curves
+        self._settle_streamed(found)
         for best in (one.best for one in found if one.best is not None):
             head, kv_cache = head_of(best.candidate.format), best.candidate.kv_cache
             taken: list[OwnLoss] = [
@@ -243,6 +253,22 @@ class MeasuredFormats:
                 kv_caches = tuple(closer.get(loss, loss) for loss in self.curves.kv_caches)
                 self.curves = self.curves.model_copy(update={"heads": heads, "kv_caches": kv_caches})
         return self.curves is not known
+
+    def _settle_streamed(self, found: Sequence[Searched]) -> None:
+        """Measures formats also with attention in columns where searches take that; if all lose too much, a larger
+        format than `explore` did, the smallest first."""
+        taken = [one.best and of_layers(one.best.candidate.format) for one in found]
+        self._streamed |= {name for one, name in zip(found, taken, strict=True) if name and streams_attention(one.best)}
+        if not self._streamed or self._remeasure(self._is_streamed, self._blocks, (self._dense, *ATTENTION)):
+            return
+        known = {loss.format for loss in self.curves.formats}
+        larger = [name for name in larger_formats_of(self._inputs.model) if name not in known]
+        is_lost = any(name is None or not self._is_good(name) for name in taken)
+        if is_lost and larger and self._config.format == AUTO:
+            self._measure_formats(larger[:1], self._dense)
+
+    def _is_streamed(self, loss: FormatLoss) -> bool:
+        return loss.format in self._streamed
 
     def _settle(self, name: LayerFormats) -> None:
         """Measures a format on more tokens where few leave open whether it keeps the quality; on the whole validation
@@ -386,8 +412,8 @@ def all_in_dram(found: Sequence[Searched]) -> bool:
     return all(one.best is not None and one.best.holds_everything for one in found)
 
 
-def streams_attention(best: Judged) -> bool:
-    return best.candidate.streams_attention
+def streams_attention(best: Judged | None) -> bool:
+    return best is not None and best.candidate.streams_attention
 
 
 def unmeasured(config: AllocateConfig, curves: Curves, family: FamilyName) -> list[FormatName]:
