@@ -107,6 +107,10 @@ class ModelReference(Record):
     """True if the MLP consists of several experts, among which a router picks."""
 
     @property
+    def is_gguf(self) -> bool:
+        return self.source.endswith(".gguf")
+
+    @property
     def modules(self) -> Modules:
         return _plugins.load("coldpress.compiler.architectures", Architecture, self.model_type).MODULES
 
@@ -235,7 +239,7 @@ def resolve(raw: Mapping[str, Any], known: ModelReference | None = None, *, ask:
     values["layers_per_job"] = values["layers_per_job"] or _whole_groups(reference, values["layers_per_group"])
     values["method"] = _method(values["method"], reference)
     named = {*said, *(profile.settings if profile else ())}
-    values |= _left_open(values, named, is_mixture=reference.is_mixture)
+    values |= _left_open(values, named, reference)
     _check_format(values["format"], reference)
     _check_cache(values["cache"])
     _check_routing(values, reference)
@@ -337,7 +341,7 @@ def _check_routing(values: Mapping[str, Any], model: ModelReference) -> None:
             f"routing={named} lets DRAM decide which experts a token uses, and draft={draft} needs tokens that do not "
             "change each other; leave one of them out"
         )
-    if method != AUTO and not _plugins.load("coldpress.runtime.sparsity", Selector, method).is_whole:
+    if method != AUTO and not _is_whole(method):
         raise ColdpressError(
             f"routing={named} prefers whole experts in DRAM, and method={method} leaves out units of experts; use "
             "method=dense"
@@ -411,25 +415,35 @@ def _method(requested: str, model: ModelReference) -> str:
     return requested
 
 
-def _left_open(values: Mapping[str, Any], named: Collection[str], *, is_mixture: bool) -> dict[str, str]:
-    """Returns the formats of weights, and of keys and values, and the routing of a mixture: `auto`, for the search,
-    where the method is open and nobody names one.
+def _left_open(values: Mapping[str, Any], named: Collection[str], model: ModelReference) -> dict[str, str]:
+    """Returns the formats of weights, and of keys and values, and the routing of a mixture: `auto` where nobody names
+    one, for the search of an open method, and for the formats that a dense run keeps of a GGUF file.
 
     Raises:
-        ColdpressError: if one is `auto` and the method is given.
+        ColdpressError: if one is `auto` otherwise.
     """
     found: dict[str, str] = {}
     method = values["method"]
-    is_searched = {"format": True, "kv_cache": True, "routing": is_mixture}
+    keeps_codes = method != AUTO and model.is_gguf and _is_whole(method)
+    is_searched = method == AUTO
+    is_open = {
+        "format": is_searched or keeps_codes,
+        "kv_cache": is_searched,
+        "routing": is_searched and model.is_mixture,
+    }
     for name, default in (("format", DEFAULT_FORMAT), ("kv_cache", DEFAULT_KV_CACHE), ("routing", EXACT)):
         if name not in named:
-            found[name] = AUTO if method == AUTO and is_searched[name] else default
-        elif values[name] == AUTO and method != AUTO:
+            found[name] = AUTO if is_open[name] else default
+        elif values[name] == AUTO and not (is_searched or is_open[name]):
             raise ColdpressError(
                 f"{name}=auto was asked for, and method={method}: the search that would choose it is that of "
                 f"method=auto; leave {name} out, or use method=auto"
             )
     return found
+
+
+def _is_whole(method: str) -> bool:
+    return _plugins.load("coldpress.runtime.sparsity", Selector, method).is_whole
 
 
 def _check_format(name: str, model: ModelReference) -> None:

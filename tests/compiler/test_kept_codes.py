@@ -244,3 +244,14 @@ def test_matrices_have_smaller_formats_where_the_file_s_own_do_not_fit(
     formats = {role: one.format for one in read.kept for role in one.roles}
     assert formats == {role: name for role, name in kept(model, "q4_k").items() if role != value}
     assert read.tried[0].ppl_ratio == pytest.approx(1.02)
+
+
+def test_a_dense_build_without_a_format_has_the_file_s(
+    explored: tuple[Model, Corpus, Activations, Curves], tmp_path: Path
+) -> None:
+    model, _, activations, _ = explored
+    own = own_layers(model)
+    assert own is not None
+    config = AllocateConfig(method="dense", format="auto", dram_budget="80%", context_length=64)
+    found = allocate.run(config, model, activations, device_of(), Workspace(tmp_path, "test"))
+    assert found.formats == keeping(model, own)

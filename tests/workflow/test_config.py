@@ -5,8 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from coldpress.compiler.workflow.settings import resolve
 from coldpress.runtime.artifact.integrity import verify_artifact
 from coldpress.runtime.artifact.reader import open_artifact
+from coldpress.schemas.errors import ColdpressError
+from tests.support.gguf_cases import exported
 from tests.support.workflow import Workflow
 
 
@@ -47,3 +50,17 @@ def test_a_budget_that_cannot_hold_the_resident_part(built: Workflow, tmp_path: 
     assert done.stderr.splitlines()[-1].startswith("error: a DRAM budget of 1,000 bytes was asked for")
     assert copy.identity() == built.identity()
     assert verify_artifact(open_artifact(copy.artifact)) > 0
+
+
+def test_the_format_of_a_dense_build_of_a_gguf_file_is_open(tmp_path: Path) -> None:
+    """It keeps the file's own formats (tests/compiler/test_kept_codes.py)."""
+    _, file = exported(tmp_path, "llama", {})
+
+    def format_of(model: Path, method: str, **config: str) -> object:
+        return resolve({"model": str(model), "device": "pixel6", "method": method, **config}).values["format"]
+
+    assert format_of(file, "auto") == format_of(file, "dense") == "auto"
+    assert format_of(file, "dense", format="fp16") == "fp16"
+    assert format_of(file, "topk") == "int4_group32", "columns of down projections are rounded anyway"
+    with pytest.raises(ColdpressError, match="format=auto was asked for, and method=topk"):
+        format_of(file, "topk", format="auto")

@@ -16,13 +16,14 @@ from typing import TYPE_CHECKING
 
 from coldpress.compiler.activity.sensitivity import SENSITIVITY_TOKENS
 from coldpress.compiler.activity.unit_statistics import fit_all
-from coldpress.compiler.candidates import AUTO, caches_for
+from coldpress.compiler.candidates import AUTO, DEFAULT_FORMAT, caches_for
 from coldpress.compiler.checkpoint.private import private_folder
 from coldpress.compiler.checkpoint.shapes import why_shorter
 from coldpress.compiler.checkpoint.source_json import read_object
 from coldpress.compiler.checkpoint.tensors import MAX_CONFIG_BYTES
 from coldpress.compiler.cost_model import flash_bytes
 from coldpress.compiler.io import Workspace
+from coldpress.compiler.kept_codes import keeping, own_layers
 from coldpress.compiler.quality.needs import needs_of_passes
 from coldpress.compiler.shared_settings import MAX_PPL_RATIO, WHOLE
 from coldpress.compiler.stages.allocate._budgets import BudgetChoice, choices, searched_together
@@ -42,12 +43,14 @@ from coldpress.compiler.stages.allocate._task import Rule
 from coldpress.runtime.cache import CachePolicy
 from coldpress.runtime.plugins import load, load_class
 from coldpress.runtime.quantization import Format
+from coldpress.runtime.quantization._mixed import coarsest
 from coldpress.schemas.activations import Activations
 from coldpress.schemas.base import ArrayFile
 from coldpress.schemas.corpus import Corpus
 from coldpress.schemas.curves import Curves
 from coldpress.schemas.device import DeviceProfile
 from coldpress.schemas.errors import ColdpressError
+from coldpress.schemas.families import Formats, names_in
 from coldpress.schemas.model import Model
 from coldpress.schemas.preflight import StageNeeds
 from coldpress.schemas.sparsity import Densities, Sparsity
@@ -109,6 +112,7 @@ def run(
             f"context_length {config.context_length} exceeds the {spec.max_position_embeddings} tokens of model "
             f"{model.name}{why_shorter(promised, spec)}; use a shorter one"
         )
+    config, own = _with_own(config, model)
     budgets, found = tuple(asked_budgets_of(config, model, device).values()), None
     inputs = Inputs(model, activations, device, work, corpus, threads, curves, len(budgets), caches_for(config.cache))
     if config.method == AUTO:
@@ -116,11 +120,22 @@ def run(
         inputs = replace(inputs, curves=found)
         taken = choices(config, inputs, _floor(config, inputs), budgets)
     else:
-        taken = tuple(BudgetChoice(config.model_copy(update={"dram_budget": budget})) for budget in budgets)
+        taken = tuple(BudgetChoice(config.model_copy(update={"dram_budget": budget}), own) for budget in budgets)
     largest, *smaller = _rungs(taken, inputs)
     sparsity = with_ladder(largest, smaller).model_copy(update={"curves": found})
     _log(sparsity, inputs)
     return sparsity
+
+
+def _with_own(config: AllocateConfig, model: Model) -> tuple[AllocateConfig, Formats | None]:
+    """Returns settings and formats of a build whose method is given and whose format is open: those that a quantized
+    file has, or the default format."""
+    if config.method == AUTO or config.format != AUTO:
+        return config, None
+    own = own_layers(model)
+    if own is None or "fp16" in names_in(own):
+        return config.model_copy(update={"format": DEFAULT_FORMAT}), None
+    return config.model_copy(update={"format": coarsest(own)}), keeping(model, own)
 
 
 def _log(sparsity: Sparsity, inputs: Inputs) -> None:

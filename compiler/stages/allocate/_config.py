@@ -53,12 +53,13 @@ class AllocateConfig(
             plugins="coldpress.runtime.quantization",
             joint=True,
             auto=True,
-            default=f"`auto` with method=auto, else {DEFAULT_FORMAT}",
+            default=f"`auto` with method=auto and for dense runs of GGUF files, else {DEFAULT_FORMAT}",
         ),
     ] = Field(
         default=DEFAULT_FORMAT,
         description="how weights are stored; named to fix bytes and quality; several with + between are those of gate, "
-        "up and down, or of up and down, and all else has the one with the fewest bits",
+        "up and down, or of up and down, and all else has the one with the fewest bits; auto: chosen by measured "
+        "losses, or with method=dense a quantized GGUF file's own",
     )
     dram_budget: Annotated[DramBudget, Key(default="the device's")] = Field(
         description="bytes, 3GB, 1.5GiB, or a share such as 50% of what weights and KV cache take in the build's "
