@@ -56,6 +56,14 @@ class Curve(Record):
     """By ascending density."""
 
 
+class MatrixLoss(Record):
+    """The divergence, in nats per token, to expect of one matrix in a format."""
+
+    role: str
+    format: FormatName
+    mean_kld: float = Field(ge=0)
+
+
 class FormatLoss(Loss):
     """All layers' matrices rounded in formats, and every unit used."""
 
@@ -64,6 +72,8 @@ class FormatLoss(Loss):
     """The family in whose slices the MLP's matrices were rounded: a column of down loses more than a row."""
     kept: tuple[KeptFormat, ...] = ()
     """Formats of matrices outside of MLPs, where they were chosen one by one."""
+    expected: tuple[MatrixLoss, ...] = ()
+    """The losses by which formats were chosen, where each matrix has its own."""
 
     @property
     def formats(self) -> Formats:

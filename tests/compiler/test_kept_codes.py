@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -23,16 +24,18 @@ from coldpress.compiler.stages import allocate, explore
 from coldpress.compiler.stages.allocate import AllocateConfig, _finalists, _formats, _mixed
 from coldpress.compiler.stages.explore import ExploreConfig
 from coldpress.compiler.stages.export._stored import StoredModel
+from coldpress.compiler.stages.report import figures, page_charts
 from coldpress.runtime.generate.session import Session
 from coldpress.runtime.plugins import load
 from coldpress.runtime.quantization import Format
 from coldpress.schemas.activations import Activations
 from coldpress.schemas.corpus import Corpus
-from coldpress.schemas.curves import Curves, FormatLoss
+from coldpress.schemas.curves import Curves, FormatLoss, MatrixLoss
 from coldpress.schemas.families import BLOCKS, WHOLE_MLP, FamilyName, LayerFormats, kept_of, num_units
 from coldpress.schemas.model import Model
 from coldpress.schemas.sparsity import Sparsity
 from tests.support.checkpoints import run
+from tests.support.curves import NO_LOSS
 from tests.support.gguf_cases import exported, rewritten
 from tests.support.product import Case, Source, compiled, with_text
 from tests.support.statistics import device_of
@@ -235,6 +238,10 @@ def test_matrices_have_smaller_formats_where_the_file_s_own_do_not_fit(
     assert found.layer_formats == tuple("q4_k" if layer in small else name for layer, name in enumerate(own))
     formats = {role: one.format for one in found.kept for role in one.roles}
     assert formats == {role: name for role, name in kept(model, "q4_k").items() if role != value}
+    assert found.curves is not None
+    loss = found.curves.format_loss(found.layer_formats, BLOCKS)
+    assert loss is not None
+    assert sum(one.mean_kld for one in loss.expected) == pytest.approx(sum(effects[layer] for layer in small) + 1e-6)
     best = found.tried[0]
     assert (best.ppl_ratio, best.method) == (pytest.approx(1.02), "dense")
     assert best.dram_bytes == needed - fewer_bytes, "everything is in DRAM"
@@ -255,3 +262,31 @@ def test_a_dense_build_without_a_format_has_the_file_s(
     config = AllocateConfig(method="dense", format="auto", dram_budget="80%", context_length=64)
     found = allocate.run(config, model, activations, device_of(), Workspace(tmp_path, "test"))
     assert found.formats == keeping(model, own)
+
+
+def test_the_report_draws_bits_and_losses_by_layer_and_matrix(source: Source) -> None:
+    model, own = source.model, own_layers(source.model)
+    assert own is not None
+    formats = keeping(model, own)
+    bits = figures.matrix_bits(model, formats)
+    assert {kind: sorted(set(found.values())) for kind, found in bits.items()} == {
+        "q": [5.5],
+        "k and v": [(4.5 + 6.5625) / 2],
+        "o": [4.5],
+        "gate": [4.5],
+        "up": [4.5],
+        "down": [4.5, 6.5625],
+    }
+    assert {layer for layer, found in bits["down"].items() if found > 5} == {*FINE}
+    losses = tuple(
+        MatrixLoss(role=f"layers.{layer}.{matrix}.weight", format="q4_k", mean_kld=layer / 1000)
+        for layer in range(LAYERS)
+        for matrix in ("k_proj", "v_proj", "up_proj")
+    )
+    np.testing.assert_allclose(figures.expected_losses(losses, model.spec)["k and v"], np.arange(LAYERS) / 500)
+    loss = FormatLoss(format=own, family=BLOCKS, expected=losses, **NO_LOSS | {"mean_kld": 0.2, "ppl_ratio": 1.2})
+    curves = SimpleNamespace(format_loss=lambda *_: loss)
+    inputs: Any = SimpleNamespace(model=model, sparsity=SimpleNamespace(formats=formats, curves=curves))
+    drawn, costs = page_charts._formats_charts(inputs)
+    assert "k and v" in drawn.svg
+    assert "0.165 nats a token in all, 0.200 measured" in costs.caption

@@ -199,7 +199,8 @@ class MeasuredFormats:
             is_near = mixes.lost[at] > math.log(self._floor.max_ppl_ratio) / 2  # fewer tokens would leave it open
             passes = self._on_tokens(self._blocks if is_near else self._tokens)
             self._steps.expect(1)
-            self._add(formats=(passes.format(formats, self._dense),))
+            loss = passes.format(formats, self._dense)
+            self._add(formats=(loss.model_copy(update={"expected": mixes.losses(mixes.path[at])}),))
             self._sure[layers, (self._dense,)] = passes.tokens.size
             self._settle(layers)
         return self._most_ratio(layers)
@@ -303,9 +304,11 @@ class MeasuredFormats:
         self._sure |= {(name, families): tokens.size for name in names}
         self._steps.expect(len(names))
         passes = self._on_tokens(tokens)
-        known = {name: losses[name, family].formats for name in names}
-        found = losses | {(name, family): passes.format(formats, *families) for name, formats in known.items()}
-        self.curves = self.curves.model_copy(update={"formats": tuple(found.values())})
+        for name in names:
+            known = losses[name, family]
+            loss = passes.format(known.formats, *families)
+            losses[name, family] = loss.model_copy(update={"expected": known.expected})
+        self.curves = self.curves.model_copy(update={"formats": tuple(losses.values())})
         return True
 
     def _closer(self, known: OwnLoss, tokens: np.ndarray) -> OwnLoss:

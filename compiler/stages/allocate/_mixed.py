@@ -21,7 +21,7 @@ from coldpress.compiler.search.by_layer import Options, Sizes, path_of
 from coldpress.runtime.plugins import load
 from coldpress.runtime.quantization import Format
 from coldpress.runtime.quantization._mixed import coarsest
-from coldpress.schemas.curves import HeadLoss
+from coldpress.schemas.curves import HeadLoss, MatrixLoss
 from coldpress.schemas.families import (
     BLOCKS,
     FormatName,
@@ -66,6 +66,13 @@ class Mixes:
     def layers(self, sizes: Sizes) -> Formats:
         """Returns the formats at these sizes beside the usual head."""
         return self.formats((*sizes[:-1], len(self.heads)))
+
+    def losses(self, sizes: Sizes) -> tuple[MatrixLoss, ...]:
+        """Returns the expected loss of each matrix of the layers at these sizes."""
+        return tuple(
+            MatrixLoss(role=role, format=name, mean_kld=self.effects[role][name])
+            for role, name in self.chosen(sizes).items()
+        )
 
     @cached_property
     def path(self) -> list[Sizes]:

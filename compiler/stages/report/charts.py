@@ -47,18 +47,18 @@ class Marks:
     hollow: bool = False
 
 
-def lines(label: str, series: Mapping[str, Mapping[int, float]], across: str = "layer") -> str:
-    """Draws shares as lines over whole numbers: {name: {layer: share}}."""
+def lines(label: str, series: Mapping[str, Mapping[int, float]], across: str = "layer", *, percent: bool = True) -> str:
+    """Draws shares, or other figures, as lines over whole numbers: {name: {layer: share}}."""
 
     def draw(axes: Any) -> None:
         for colour, (name, values) in zip(cycle(SERIES), series.items(), strict=False):
             places = sorted(values)
-            heights = [100 * values[place] for place in places]
+            heights = [(100 if percent else 1) * values[place] for place in places]
             axes.plot(places, heights, color=colour, marker="o", markersize=3, linewidth=1.6, label=name)
         axes.set_xlabel(across)
-        axes.set_ylabel(f"{label}, %")
+        axes.set_ylabel(f"{label}, %" if percent else label)
         axes.xaxis.get_major_locator().set_params(integer=True)
-        axes.set_ylim(bottom=0, top=105 if axes.get_ylim()[1] > 75 else None)
+        axes.set_ylim(bottom=0, top=105 if percent and axes.get_ylim()[1] > 75 else None)
 
     return _svg(label, draw)
 

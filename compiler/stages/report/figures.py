@@ -1,6 +1,8 @@
 """Computes the numbers of the report from records and activation counts; draws nothing."""
 
-from collections.abc import Iterator, Mapping
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -8,7 +10,7 @@ import numpy as np
 from coldpress.compiler.activity import expert_statistics
 from coldpress.compiler.activity.expert_counts import used_experts
 from coldpress.compiler.activity.packed_bits import adjacent_share
-from coldpress.compiler.cost_model import tensor_bytes
+from coldpress.compiler.cost_model import slice_bytes, stored_format, tensor_bytes
 from coldpress.compiler.dense_run import dense_run
 from coldpress.compiler.io import load_arrays
 from coldpress.compiler.sections import Whole
@@ -16,12 +18,21 @@ from coldpress.runtime.plan.bookkeeping import counted_bytes, row_buffer_bytes
 from coldpress.runtime.plan.budget import holds_everything
 from coldpress.runtime.quantization._mixed import coarsest, format_fields
 from coldpress.schemas.activations import Activations, FamilyStatistics
-from coldpress.schemas.curves import Curves
+from coldpress.schemas.curves import Curves, MatrixLoss
 from coldpress.schemas.device import DeviceProfile
-from coldpress.schemas.families import FamilyName, FormatName, Formats, dense_family, of_layers
+from coldpress.schemas.families import (
+    FamilyName,
+    FormatName,
+    Formats,
+    dense_family,
+    layer_format,
+    matrix_formats,
+    of_layers,
+    unit_role,
+)
 from coldpress.schemas.layout import KvCacheFormat, Layout, Plan, placed_parts
 from coldpress.schemas.metrics import Metrics, Verification, WholeInDram
-from coldpress.schemas.model import Model
+from coldpress.schemas.model import MatrixRole, Model, ModelSpec
 from coldpress.schemas.package import Package
 from coldpress.schemas.plans import Plans
 from coldpress.schemas.sparsity import Sparsity
@@ -280,3 +291,37 @@ def structural_adjacency(activations: Activations, sparsity: Sparsity) -> dict[t
         (layer, statistics.family): adjacent_share(load_arrays(statistics.arrays, "bits")["bits"])
         for layer, statistics in _counted(activations, sparsity)
     }
+
+
+def matrix_bits(model: Model, formats: Formats) -> dict[str, dict[int, float]]:
+    """Returns the bits of a weight by kind of matrix and layer, those of experts in the mean."""
+    nbytes, values = (defaultdict[tuple[str, int], int](int) for _ in range(2))
+    for role, source in model.tensors.items():
+        matrix = unit_role(role, model.spec)
+        if matrix is None:
+            continue
+        layer = int(role.split(".")[1])
+        name = matrix_formats(layer_format(formats, layer)).get(matrix) or stored_format(role, formats)
+        assert name is not None
+        nbytes[_kind(matrix), layer] += source.shape[0] * slice_bytes(source.shape[1], name)
+        values[_kind(matrix), layer] += math.prod(source.shape)
+    found: dict[str, dict[int, float]] = {}
+    for (kind, layer), total in nbytes.items():
+        found.setdefault(kind, {})[layer] = 8 * total / values[kind, layer]
+    return found
+
+
+def expected_losses(losses: Sequence[MatrixLoss], spec: ModelSpec) -> dict[str, list[float]]:
+    """Returns the expected divergence by kind of matrix, a figure for each layer."""
+    found: dict[str, list[float]] = {}
+    for one in losses:
+        matrix = unit_role(one.role, spec)
+        assert matrix is not None
+        each = found.setdefault(_kind(matrix), [0.0] * spec.num_hidden_layers)
+        each[int(one.role.split(".")[1])] += one.mean_kld
+    return found
+
+
+def _kind(matrix: MatrixRole) -> str:
+    """Names a matrix; keys and values, which are small, together."""
+    return "k and v" if matrix in ("k_proj", "v_proj") else matrix.removesuffix("_proj")

@@ -12,7 +12,9 @@ from coldpress.compiler.stages.report.charts import Chart
 from coldpress.compiler.stages.report.figures import (
     FrequencyCurve,
     HotOverlap,
+    expected_losses,
     hot_overlaps,
+    matrix_bits,
     most_together,
     structural_adjacency,
 )
@@ -25,6 +27,7 @@ from coldpress.schemas.activations import Activations
 from coldpress.schemas.corpus import Corpus
 from coldpress.schemas.device import DeviceProfile
 from coldpress.schemas.experts import ExpertCurve
+from coldpress.schemas.families import dense_family, of_layers
 from coldpress.schemas.layout import Layout, Plan, placed_parts
 from coldpress.schemas.metrics import LadderStep, PlanDrafts, Verification
 from coldpress.schemas.model import Distillation, Model
@@ -61,6 +64,8 @@ def charts_of(inputs: Inputs, curves: tuple[FrequencyCurve, ...]) -> Iterator[Ch
         yield ladder_chart(inputs.verification.ladder)
     for found in inputs.verification.drafts:
         yield _drafts_chart(found)
+    if not isinstance(inputs.sparsity.formats, str):
+        yield from _formats_charts(inputs)
     yield _density_chart(inputs)
     if any(part.num_pinned or part.cache_slots for part in inputs.plans.largest_plan.parts):
         yield _share_chart(inputs.layout, inputs.plans.largest_plan)
@@ -106,6 +111,25 @@ def _drafts_chart(found: PlanDrafts) -> Chart:
         "continuation of test text. A pass gives one token more than it accepts."
     )
     return Chart("Accepted drafts by pass", svg, caption)
+
+
+def _formats_charts(inputs: Inputs) -> Iterator[Chart]:
+    """Draws the bits that each matrix of each layer has, and the losses by which they were chosen."""
+    found = inputs.sparsity
+    caption = "Bits of a weight, scales included, in the formats of each layer's matrices."
+    bits = matrix_bits(inputs.model, found.formats)
+    yield Chart("Bits by layer and matrix", charts.lines("bits of a weight", bits, percent=False), caption)
+    family = dense_family(inputs.model.spec)
+    loss = None if found.curves is None else found.curves.format_loss(of_layers(found.formats), family)
+    if loss is None or not loss.expected:
+        return
+    lost = expected_losses(loss.expected, inputs.model.spec)
+    caption = (
+        "Divergence to expect of rounding each matrix, by which the formats were chosen: "
+        f"{sum(one.mean_kld for one in loss.expected):.3f} nats a token in all, {loss.mean_kld:.3f} measured."
+    )
+    svg = charts.stacked("nats a token", lost, range(inputs.model.spec.num_hidden_layers), percent=False)
+    yield Chart("Cost of rounding by layer and matrix", svg, caption)
 
 
 def _density_chart(inputs: Inputs) -> Chart:
