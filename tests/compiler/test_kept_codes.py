@@ -245,6 +245,9 @@ def test_matrices_have_smaller_formats_where_the_file_s_own_do_not_fit(
     best = found.tried[0]
     assert (best.ppl_ratio, best.method) == (pytest.approx(1.02), "dense")
     assert best.dram_bytes == needed - fewer_bytes, "everything is in DRAM"
+    with monkeypatch.context() as patched:
+        patched.setattr(_formats, "sensitivities", None)
+        assert taken(needed - fewer_bytes) == found, "an interrupted run has left the expected losses"
 
     read = taken(needed - 3 * fewer_bytes)
     assert {*read.layer_formats} == {"q4_k"}, "the smallest formats that keep the quality, where all must be read"

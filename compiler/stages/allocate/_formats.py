@@ -33,7 +33,12 @@ from coldpress.compiler.search import Candidate, Judged
 from coldpress.compiler.search.by_layer import Sizes
 from coldpress.compiler.stages.allocate._budgets import searched_together
 from coldpress.compiler.stages.allocate._config import AllocateConfig
-from coldpress.compiler.stages.allocate._mixed import Mixes, expected_effects, last_that_fits
+from coldpress.compiler.stages.allocate._mixed import (
+    Mixes,
+    expected_effects,
+    formats_of_matrices,
+    last_that_fits,
+)
 from coldpress.compiler.stages.allocate._quality import LEAST_ERROR, Floor, error_of
 from coldpress.compiler.stages.allocate._rules import Inputs
 from coldpress.compiler.stages.allocate._searched import Searched
@@ -206,12 +211,21 @@ class MeasuredFormats:
         return self._most_ratio(layers)
 
     def _expected_mixes(self) -> Mixes:
-        """Returns the formats by matrix that are on the path from the smallest to the file's own."""
+        """Returns the formats by matrix that are on the path from the smallest to the file's own. An interrupted run of
+        the same inputs may have left their expected losses."""
         self._steps.expect(1)
+        model, names = self._inputs.model, formats_of_matrices(self._inputs.model)
+        kept = load_arrays(self._inputs.work.once(f"expected-{self._rounding.name}", self._expected))
+        self._steps.add()
+        effects = {role: dict(zip(names[role], kept[role].tolist(), strict=True)) for role in names}
+        return Mixes(model, effects, self.curves.heads)
+
+    def _expected(self) -> dict[str, np.ndarray]:
+        """Returns the expected loss of each matrix in each of its formats, float64 [formats] by role."""
         found = sensitivities(self._stream, self._calibration_tokens)
         effects = expected_effects(self._inputs.model, self._rounding, found, self._inputs.threads)
-        self._steps.add()
-        return Mixes(self._inputs.model, effects, self.curves.heads)
+        names = formats_of_matrices(self._inputs.model)
+        return {role: np.array([effects[role][name] for name in each]) for role, each in names.items()}
 
     def _settle_heads(self) -> None:
         """Measures heads on more tokens where few leave open whether they keep the ratio that layers leave, the largest
