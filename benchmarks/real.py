@@ -13,6 +13,7 @@ import statistics
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -74,7 +75,8 @@ class Plugin(Benchmark[Options]):
         "rows[].scale?": "share of the device's rates",
         "rows[].tokens_per_s?": "tokens per second of the artifact under the caps, the median of rounds",
         "rows[].read_bytes?": "bytes that the artifact reads per token",
-        "rows[].llama_tokens_per_s?": "tokens per second of llama.cpp under the same caps, the median of rounds",
+        "rows[].llama_tokens_per_s?": "tokens per second of llama.cpp under the same caps, the median of rounds; 0: it "
+        "was killed at the cap on memory",
         "rows[].over_llama?": "how many times faster the artifact is, formed in each round",
         "over_llama.*.median": "median of over_llama at a share, over models",
         "over_llama.*.worst": "least of over_llama at a share, over models",
@@ -121,17 +123,19 @@ class Plugin(Benchmark[Options]):
             found, caps = self._capped("decoded", scale, limit_bytes, str(path), texts)
             scale = caps.scale  # another look at the disk may find another scale
             ours.append(found)
-            theirs.append(self._capped("mapped", scale, limit_bytes, str(file), texts)[0]["token_s"])
+            with suppress(SystemExit):  # killed at the cap
+                theirs.append(self._capped("mapped", scale, limit_bytes, str(file), texts)[0]["token_s"])
         token_s = [found["token_s"] for found in ours]
-        over: Gain = gain(theirs, token_s)
-        return {
+        found = {
             "limit_bytes": limit_bytes,
             "scale": scale,
             "tokens_per_s": 1 / statistics.median(token_s),
             "read_bytes": statistics.median(found["read_bytes"] for found in ours),
-            "llama_tokens_per_s": 1 / statistics.median(theirs),
-            "over_llama": over,
         }
+        if len(theirs) < len(ours):
+            return found | {"llama_tokens_per_s": 0.0}
+        over: Gain = gain(theirs, token_s)
+        return found | {"llama_tokens_per_s": 1 / statistics.median(theirs), "over_llama": over}
 
     def _capped(self, method: str, scale: float, memory_bytes: int, *arguments: Any) -> Any:
         return apart_under_caps(self, method, self.options.device, scale, memory_bytes, *arguments)

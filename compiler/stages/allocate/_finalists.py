@@ -128,12 +128,14 @@ class _Rest(MeasuredFormats):
             def is_asked(loss: FormatLoss, taken: Collection[Any] = formats) -> bool:
                 return (loss.format, loss.family) in taken and is_rough(loss)
 
-            again = [self._remeasure(is_asked, self._tokens, (family,)) for family in (self._dense, WHOLE_MLP)]
+            again = [
+                self._remeasure(is_asked, self._passes.asked_tokens, (family,)) for family in (self._dense, WHOLE_MLP)
+            ]
             if any(again) or self._settle_taken(found):
                 continue
             taken = {one.method for one in best} & self._hopes.keys()
             if not taken:
-                num_tokens, block_tokens = self._all.tokens.size, self._all.tokens.shape[1]
+                num_tokens, block_tokens = self._passes.asked.tokens.size, self._passes.asked.tokens.shape[1]
                 measured = self.curves.model_copy(update={"num_tokens": num_tokens, "block_tokens": block_tokens})
                 return measured, {**reasons, **dropped, **self._reasons(found)}
             for method in sorted(taken):
@@ -145,7 +147,7 @@ class _Rest(MeasuredFormats):
         routings = routing_curves(config.routing, spec)
         self.with_columns()
         self._steps.expect(len(routings))
-        self._add(routings=tuple(map(self._all.routing, routings)))
+        self._add(routings=tuple(map(self._passes.asked.routing, routings)))
 
     def _drop(self, budgets: Sequence[int | str]) -> dict[Method, str]:
         """Hopes that no selector loses anything; returns those that even so are not clearly faster than a dense run,
@@ -165,9 +167,9 @@ class _Rest(MeasuredFormats):
         """Measures the selectors that are left on few tokens, at two densities, without a cache in the loop."""
         self._steps.expect(len(self._hopes))
         together = [(self._every[name][0], self._options[name], self._coarse(name)) for name in self._hopes]
-        self._few.at_once(together, self._inputs.activations, in_cache=False)
+        self._passes.few.at_once(together, self._inputs.activations, in_cache=False)
         for method in self._hopes:
-            curve = self._curve(self._few, self._every[method][0], in_cache=False)
+            curve = self._curve(self._passes.few, self._every[method][0], in_cache=False)
             self._hopes[method] = _Hope([hopeful(curve, self._reached(method))], _in_words(curve.points[-1]))
 
     def _measure(self, method: Method, found: Sequence[Searched]) -> None:
@@ -176,7 +178,7 @@ class _Rest(MeasuredFormats):
         along, least = self._every[method], min(_densities(method, found))
         self._steps.expect(len(along))
         sees = along[0].resident_share is not None and not hope.in_cache
-        passes = self._few if sees else self._all
+        passes = self._passes.few if sees else self._passes.asked
         curves = [self._curve(passes, one, above=least) for one in along]
         if sees:
             hoped = [hopeful(curve, self._reached(method)) for curve in curves]
@@ -192,7 +194,7 @@ class _Rest(MeasuredFormats):
         else:
             lower = [at for at in known if at < above - LEAST_ERROR]
             densities = [at for at in known if at >= (lower[-1] if lower else known[0])]
-            if passes is self._few:
+            if passes is self._passes.few:
                 densities = list(dict.fromkeys((densities[0], densities[-1])))
         own, activations = self._options[along.method], self._inputs.activations
         return passes.curve(along, own, activations, densities=densities, in_cache=in_cache)

@@ -10,25 +10,20 @@ takes of heads, keys and values is measured on more text, too.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from coldpress.compiler.activity.calibration_pass import stream_of
-from coldpress.compiler.activity.forward import LayerStream
 from coldpress.compiler.activity.sensitivity import sensitivities
 from coldpress.compiler.candidates import ATTENTION, AUTO, DENSE, misfit
-from coldpress.compiler.io import Workspace, load_arrays
-from coldpress.compiler.quality.passes import Passes, remove_grams, rounding_of
-from coldpress.compiler.quality.trace import few_tokens
+from coldpress.compiler.io import load_arrays
 from coldpress.compiler.quality.variants import (
     head_formats_of,
     larger_formats_of,
     sample_bytes,
     smaller_formats_of,
 )
-from coldpress.compiler.rounding._matrix import Rounding
 from coldpress.compiler.search import Candidate, Judged
 from coldpress.compiler.search.by_layer import Sizes
 from coldpress.compiler.stages.allocate._budgets import searched_together
@@ -42,6 +37,7 @@ from coldpress.compiler.stages.allocate._mixed import (
 from coldpress.compiler.stages.allocate._quality import LEAST_ERROR, Floor, error_of
 from coldpress.compiler.stages.allocate._rules import Inputs
 from coldpress.compiler.stages.allocate._searched import Searched
+from coldpress.compiler.stages.allocate._text_passes import TextPasses
 from coldpress.compiler.steps import Steps
 from coldpress.schemas.curves import Curves, FormatLoss, HeadLoss, KvCacheLoss, Loss
 from coldpress.schemas.families import (
@@ -81,6 +77,7 @@ class MeasuredFormats:
         self._streamed: set[LayerFormats] = set()
         """Formats that a search took with attention on flash."""
         self._steps = Steps("allocate", 0, "passes")
+        self._passes = TextPasses(config, inputs, self._steps)
         self._mixes: Mixes | None = None
         """Formats by matrix with their expected losses; None until `_mix` needs them."""
 
@@ -116,8 +113,7 @@ class MeasuredFormats:
         self._measure_formats(missing, WHOLE_MLP)
 
     def clean(self) -> None:
-        if "_rounding" in vars(self) and self._rounding.gram is not None:
-            remove_grams(self._inputs.model, self._inputs.work)
+        self._passes.clean()
 
     def _shrink(self, found: Sequence[Searched]) -> bool:
         """Measures formats that are smaller than a quantized file's own, where those do not fit in DRAM; tells whether
@@ -146,8 +142,8 @@ class MeasuredFormats:
         most = max(self._left_by_layers)
         for name in names:
             self._steps.expect(1)
-            loss = self._all.head(name)
-            self._sure_own[_name(loss)] = self._tokens.size
+            loss = self._passes.asked.head(name)
+            self._sure_own[_name(loss)] = self._passes.asked_tokens.size
             if loss.ppl_ratio > most:
                 break  # smaller formats lose more
             self._add(heads=(loss,))
@@ -202,7 +198,7 @@ class MeasuredFormats:
         layers = of_layers(formats)
         if self.curves.format_loss(layers, self._dense) is None:
             is_near = mixes.lost[at] > math.log(self._floor.max_ppl_ratio) / 2  # fewer tokens would leave it open
-            passes = self._on_tokens(self._blocks if is_near else self._tokens)
+            passes = self._passes.on(self._passes.all_tokens if is_near else self._passes.asked_tokens)
             self._steps.expect(1)
             loss = passes.format(formats, self._dense)
             self._add(formats=(loss.model_copy(update={"expected": mixes.losses(mixes.path[at])}),))
@@ -215,15 +211,15 @@ class MeasuredFormats:
         the same inputs may have left their expected losses."""
         self._steps.expect(1)
         model, names = self._inputs.model, formats_of_matrices(self._inputs.model)
-        kept = load_arrays(self._inputs.work.once(f"expected-{self._rounding.name}", self._expected))
+        kept = load_arrays(self._inputs.work.once(f"expected-{self._passes.rounding.name}", self._expected))
         self._steps.add()
         effects = {role: dict(zip(names[role], kept[role].tolist(), strict=True)) for role in names}
         return Mixes(model, effects, self.curves.heads)
 
     def _expected(self) -> dict[str, np.ndarray]:
         """Returns the expected loss of each matrix in each of its formats, float64 [formats] by role."""
-        found = sensitivities(self._stream, self._calibration_tokens)
-        effects = expected_effects(self._inputs.model, self._rounding, found, self._inputs.threads)
+        found = sensitivities(self._passes.stream, self._passes.calibration_tokens)
+        effects = expected_effects(self._inputs.model, self._passes.rounding, found, self._inputs.threads)
         names = formats_of_matrices(self._inputs.model)
         return {role: np.array([effects[role][name] for name in each]) for role, each in names.items()}
 
@@ -234,7 +230,7 @@ class MeasuredFormats:
         heads: list[OwnLoss] = []
         for known in self.curves.heads:
             is_open = any(_is_open(known, room) for room in left)
-            loss = self._closer(known, self._tokens) if is_open else known
+            loss = self._closer(known, self._passes.asked_tokens) if is_open else known
             if loss.ppl_ratio > max(left):
                 break
             heads.append(loss)
@@ -260,8 +256,8 @@ class MeasuredFormats:
             ]
             error = ERRORS * math.hypot(*map(error_of, taken))
             is_open = (best.ppl_ratio or 1.0) + error > self._floor.max_ppl_ratio
-            is_next = is_open and all(self._tokens_of(loss) >= self._tokens.size for loss in taken)
-            tokens = self._blocks if is_next else self._tokens
+            is_next = is_open and all(self._tokens_of(loss) >= self._passes.asked_tokens.size for loss in taken)
+            tokens = self._passes.all_tokens if is_next else self._passes.asked_tokens
             closer = {loss: self._closer(loss, tokens) for loss in taken}
             if any(new is not old for old, new in closer.items()):
                 heads = tuple(closer.get(loss, loss) for loss in self.curves.heads)
@@ -274,7 +270,7 @@ class MeasuredFormats:
         format than `explore` did, the smallest first."""
         taken = [one.best and of_layers(one.best.candidate.format) for one in found]
         self._streamed |= {name for one, name in zip(found, taken, strict=True) if name and streams_attention(one.best)}
-        if not self._streamed or self._remeasure(self._is_streamed, self._blocks, (self._dense, *ATTENTION)):
+        if not self._streamed or self._remeasure(self._is_streamed, self._passes.all_tokens, (self._dense, *ATTENTION)):
             return
         known = {loss.format for loss in self.curves.formats}
         larger = [name for name in larger_formats_of(self._inputs.model) if name not in known]
@@ -294,12 +290,12 @@ class MeasuredFormats:
             return loss.format == name and loss.ppl_ratio <= most
 
         if any(loss.format == name and _is_open(loss, most) for loss in self.curves.formats):
-            self._remeasure(lambda loss: loss.format == name, self._tokens, (self._dense,))
-            self._remeasure(is_worth_it, self._blocks, (self._dense,))
+            self._remeasure(lambda loss: loss.format == name, self._passes.asked_tokens, (self._dense,))
+            self._remeasure(is_worth_it, self._passes.all_tokens, (self._dense,))
 
     def _measure_formats(self, names: Sequence[Formats], family: FamilyName) -> None:
         self._steps.expect(len(names))
-        self._add(formats=tuple(self._few.format(name, family) for name in names))
+        self._add(formats=tuple(self._passes.few.format(name, family) for name in names))
 
     def _remeasure(
         self, is_asked: Callable[[FormatLoss], bool], tokens: np.ndarray, families: tuple[FamilyName, ...]
@@ -313,11 +309,11 @@ class MeasuredFormats:
             for (name, own), loss in losses.items()
             if own == family and is_asked(loss) and self._sure.get((name, families), 0) < tokens.size
         ]
-        if not names or (self._are_few(tokens) and not others):
+        if not names or (tokens.size <= self._passes.few_tokens.size and not others):
             return False
         self._sure |= {(name, families): tokens.size for name in names}
         self._steps.expect(len(names))
-        passes = self._on_tokens(tokens)
+        passes = self._passes.on(tokens)
         for name in names:
             known = losses[name, family]
             loss = passes.format(known.formats, *families)
@@ -331,11 +327,11 @@ class MeasuredFormats:
             return known
         self._sure_own[_name(known)] = tokens.size
         self._steps.expect(1)
-        passes = self._on_tokens(tokens)
+        passes = self._passes.on(tokens)
         return passes.head(known.format) if isinstance(known, HeadLoss) else passes.kv_cache(known.kv_cache)
 
     def _tokens_of(self, loss: OwnLoss) -> int:
-        return self._sure_own.get(_name(loss), few_tokens(self._blocks).size)
+        return self._sure_own.get(_name(loss), self._passes.few_tokens.size)
 
     def _is_good(self, name: LayerFormats) -> bool:
         return self._most_ratio(name) <= self._floor.max_ppl_ratio
@@ -350,60 +346,6 @@ class MeasuredFormats:
 
     def _on(self, curves: Curves) -> tuple[Inputs, Floor]:
         return replace(self._inputs, curves=curves), replace(self._floor, curves=curves)
-
-    def _are_few(self, tokens: np.ndarray) -> bool:
-        return tokens.size <= few_tokens(self._blocks).size
-
-    def _on_tokens(self, tokens: np.ndarray) -> Passes:
-        return self._all if tokens.size == self._tokens.size else self._every_token
-
-    # Passes
-
-    @cached_property
-    def _stream(self) -> LayerStream:
-        return stream_of(self._config, self._inputs.model, self._inputs.threads)[0]
-
-    @cached_property
-    def _rounding(self) -> Rounding:
-        given = self._inputs
-        assert given.corpus is not None
-        return rounding_of(self._config, given.model, given.corpus, given.activations, given.work, given.threads)
-
-    @cached_property
-    def _all(self) -> Passes:
-        return self._passes(self._tokens)
-
-    @cached_property
-    def _every_token(self) -> Passes:
-        return self._all.extended(self._blocks, self._workspace(self._blocks))
-
-    @property
-    def _tokens(self) -> np.ndarray:
-        """Returns the first explore_tokens tokens, int [num_blocks, T]."""
-        return self._blocks[: max(1, self._config.explore_tokens // self._blocks.shape[1])]
-
-    @cached_property
-    def _few(self) -> Passes:
-        return self._passes(few_tokens(self._blocks))
-
-    @property
-    def _calibration_tokens(self) -> np.ndarray:
-        """Returns the text that sensitivities are measured on, int [num_blocks, T]."""
-        assert self._inputs.corpus is not None
-        return load_arrays(self._inputs.corpus.split("calibration").arrays, "tokens")["tokens"]
-
-    @cached_property
-    def _blocks(self) -> np.ndarray:
-        assert self._inputs.corpus is not None
-        return load_arrays(self._inputs.corpus.split("validation").arrays, "tokens")["tokens"]
-
-    def _passes(self, tokens: np.ndarray) -> Passes:
-        whole, work = self._stream.last_hidden(tokens), self._workspace(tokens)
-        return Passes("allocate", self._stream, tokens, whole, work, self._steps, self._rounding)
-
-    def _workspace(self, tokens: np.ndarray) -> Workspace:
-        work = self._inputs.work
-        return Workspace(work.folder / "quality-{}x{}".format(*tokens.shape), work.fingerprint)
 
 
 def smallest_first(losses: Sequence[FormatLoss], family: FamilyName) -> list[LayerFormats]:
