@@ -271,7 +271,9 @@ def test_the_report_draws_bits_and_losses_by_layer_and_matrix(source: Source) ->
     model, own = source.model, own_layers(source.model)
     assert own is not None
     formats = keeping(model, own)
-    bits = figures.matrix_bits(model, formats)
+    bias = model.tensors["layers.0.q_proj.weight"].model_copy(update={"shape": (256,)})
+    with_bias = model.model_copy(update={"tensors": {**model.tensors, "layers.0.q_proj.bias": bias}})
+    bits = figures.matrix_bits(with_bias, formats)
     assert {kind: sorted(set(found.values())) for kind, found in bits.items()} == {
         "q": [5.5],
         "k and v": [(4.5 + 6.5625) / 2],

@@ -298,7 +298,7 @@ def matrix_bits(model: Model, formats: Formats) -> dict[str, dict[int, float]]:
     nbytes, values = (defaultdict[tuple[str, int], int](int) for _ in range(2))
     for role, source in model.tensors.items():
         matrix = unit_role(role, model.spec)
-        if matrix is None:
+        if matrix is None or not role.endswith(".weight"):
             continue
         layer = int(role.split(".")[1])
         name = matrix_formats(layer_format(formats, layer)).get(matrix) or stored_format(role, formats)
