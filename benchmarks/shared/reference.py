@@ -1,9 +1,11 @@
 """Measures compiler/quote/reference.json: signals by kind of model, and what formats cost language models in use.
 
     python -m benchmarks.shared.reference SWIGLU RELU [MODEL …]
+    python -m benchmarks.shared.reference --mixes MODEL …
 
 Takes two calibrated build folders and those of language models, built with method=auto; without any, keeps those that
-the file has. compiler/quote/reference.py says what the figures are, and draws signals from them.
+the file has. `--mixes` takes builds of these models' quantized files in less DRAM than they fit in, and adds the losses
+of formats by matrix and of heads. compiler/quote/reference.py says what the figures are, and draws signals from them.
 """
 
 import datetime
@@ -11,6 +13,7 @@ import math
 import os
 import sys
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -18,13 +21,16 @@ from scipy.special import ndtri
 
 from coldpress.compiler.activity.unit_statistics import NORMS
 from coldpress.compiler.candidates import candidates
+from coldpress.compiler.cost_model import slice_bytes
 from coldpress.compiler.io import Workspace, load_arrays, load_record, replacing
-from coldpress.compiler.quote.reference import FILE, Kind, RealModel, Reference, SignalStatistics, reference
+from coldpress.compiler.quote.reference import FILE, Kind, MixLoss, RealModel, Reference, SignalStatistics, reference
+from coldpress.compiler.shared_settings import MAX_PPL_RATIO
 from coldpress.compiler.stages.explore import ExploreConfig, explored
 from coldpress.schemas.activations import Activations
 from coldpress.schemas.corpus import Corpus
-from coldpress.schemas.curves import Curves
+from coldpress.schemas.curves import Curves, FormatLoss, Loss
 from coldpress.schemas.model import Model, ModelSpec
+from coldpress.schemas.sparsity import Sparsity
 
 POWERS = np.linspace(1, 3, 81)
 """Exponents of f that a kurtosis is looked up in."""
@@ -113,6 +119,27 @@ def _real(build: Path) -> RealModel:
     )
 
 
+def with_mix(known: RealModel, build: Path) -> RealModel:
+    """Adds the losses of heads, and of the smallest formats by matrix that keep max_ppl_ratio, from a build folder."""
+    model = load_record(build / "ingest.json", Model)
+    (curves,) = (load_record(file, Sparsity).curves for file in build.glob("*/allocate.json"))
+    assert curves is not None
+    mixes = [
+        MixLoss(bits=_bits(loss, model), **loss.model_dump(include={*Loss.model_fields}))
+        for loss in curves.formats
+        if loss.expected and loss.ppl_ratio + (loss.ppl_ratio_error or 0.0) <= MAX_PPL_RATIO
+    ]
+    mix = min(mixes, key=lambda loss: loss.bits)
+    return known.model_copy(update={"heads": curves.heads, "mix": mix})
+
+
+def _bits(loss: FormatLoss, model: Model) -> float:
+    """Returns the bits of a weight of formats by matrix."""
+    shapes = {one.role: model.tensors[one.role].shape for one in loss.expected}
+    nbytes = sum(shapes[one.role][0] * slice_bytes(shapes[one.role][1], one.format) for one in loss.expected)
+    return 8 * nbytes / sum(map(math.prod, shapes.values()))
+
+
 def as_large(spec: ModelSpec) -> ModelSpec:
     """Returns the shape with units of a 7B's size (Llama-2)."""
     return spec.model_copy(update={"hidden_size": 4096, "intermediate_size": 11008})
@@ -120,6 +147,8 @@ def as_large(spec: ModelSpec) -> ModelSpec:
 
 def main(argv: list[str]) -> int:
     """Writes reference.json from two build folders, and those of language models; without any, keeps those it has."""
+    if argv[:1] == ["--mixes"]:
+        return _mixed(map(Path, argv[1:]))
     with tempfile.TemporaryDirectory() as folder:
         smooth, exact = (_kind(Path(name), Workspace(Path(folder) / Path(name).name, "")) for name in argv[:2])
     found = sorted((_real(Path(name)) for name in argv[2:]), key=lambda one: one.num_parameters)
@@ -127,10 +156,22 @@ def main(argv: list[str]) -> int:
         "snakemake --config model=<7.3M, SwiGLU or ReLU> corpus=<WikiText-2> -- calibrate; benchmarks.shared.reference"
     )
     real = tuple(found) or reference().real
-    made = Reference(command=command, date=f"{datetime.date.today()}", smooth=smooth, exact_zeros=exact, real=real)
+    _write(Reference(command=command, date=f"{datetime.date.today()}", smooth=smooth, exact_zeros=exact, real=real))
+    return 0
+
+
+def _mixed(builds: Iterable[Path]) -> int:
+    known = {one.num_parameters: one for one in reference().real}
+    for build in builds:
+        count = load_record(build / "ingest.json", Model).num_parameters
+        known[count] = with_mix(known[count], build)
+    _write(reference().model_copy(update={"real": tuple(known.values())}))
+    return 0
+
+
+def _write(made: Reference) -> None:
     with replacing(FILE) as temporary:
         temporary.write_text(made.to_json(), encoding="utf-8")
-    return 0
 
 
 if __name__ == "__main__":

@@ -43,7 +43,7 @@ from coldpress.runtime.plan import experts
 from coldpress.runtime.plugins import load
 from coldpress.runtime.profiles.devices import PROFILES
 from coldpress.runtime.quantities import show_number
-from coldpress.runtime.quantization._mixed import coarsest, format_fields
+from coldpress.runtime.quantization._mixed import format_fields
 from coldpress.runtime.sparsity import Selector
 from coldpress.runtime.store import computing
 from coldpress.schemas.device import OF_TOKENS, UNCOMPUTED, DeviceProfile
@@ -315,9 +315,10 @@ class _Quoting:
     def _elsewhere(self, best: Judged, division: Sparsity) -> str:
         spec, found = self._source.model.spec, []
         real, kind = real_like(self._source.model.num_parameters), kind_of(spec)
-        loss = self._source.curves.format_loss(coarsest(division.formats), self._floor.family(division.method))
+        loss = self._source.curves.format_loss(of_layers(division.formats), self._floor.family(division.method))
         if loss is not None:
-            found.append(f"{real.in_words} in {loss.format}: {loss.ppl_ratio:.2f}")
+            name = loss.format if isinstance(loss.format, str) else "formats by matrix"
+            found.append(f"{real.in_words} in {name}: {loss.ppl_ratio:.2f}")
         if kind is not None and any(curve.method == division.method for curve in kind.curves):
             borrowed = self._source.curves.model_copy(update={"curves": kind.curves, "formats": ()})
             ratio = Floor(borrowed, math.inf).ratio(division.method, division.formats, best.density)

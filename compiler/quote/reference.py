@@ -20,9 +20,20 @@ from pydantic import Field
 
 from coldpress.compiler.activity.layer_counts import countable_families
 from coldpress.compiler.activity.unit_statistics import NORMS
+from coldpress.compiler.candidates import AUTO, formats_for, misfit
+from coldpress.compiler.cost_model import slice_bytes
+from coldpress.compiler.quality.variants import SAMPLE, head_formats
 from coldpress.schemas.base import Record, Share
-from coldpress.schemas.curves import Curve, FormatLoss, KvCacheLoss, Unexplored
-from coldpress.schemas.families import Signal, activity_of, num_experts, num_units
+from coldpress.schemas.curves import Curve, FormatLoss, HeadLoss, KvCacheLoss, Loss, Unexplored
+from coldpress.schemas.families import (
+    BLOCKS,
+    FormatName,
+    Signal,
+    activity_of,
+    dense_family,
+    num_experts,
+    num_units,
+)
 from coldpress.schemas.model import ModelSpec
 
 FILE = Path(__file__).with_name("reference.json")
@@ -57,12 +68,36 @@ class Kind(Record):
     signals: dict[Signal, SignalStatistics]
 
 
+class MixLoss(Loss):
+    """The smallest formats by matrix that keep max_ppl_ratio."""
+
+    bits: float
+    """Bits of a weight, over the layers' matrices."""
+
+
 class RealModel(Record):
     name: str
     num_parameters: int
     num_tokens: int
     formats: tuple[FormatLoss, ...]
     kv_caches: tuple[KvCacheLoss, ...]
+    heads: tuple[HeadLoss, ...] = ()
+    mix: MixLoss | None = None
+
+    def losses(self, spec: ModelSpec) -> dict[str, tuple[Loss, ...]]:
+        """Returns the losses of formats, of layers and of the head, that a model of the same size may have. Formats by
+        matrix are unknown before a build: two formats, the larger one in the first layers, have as many bits."""
+        if self.mix is None or dense_family(spec) != BLOCKS:
+            return {"formats": self.formats, "heads": ()}
+        known = self.mix.model_dump(exclude={"bits"})
+        mixed = FormatLoss(format=_with_bits(self.mix.bits, spec), family=BLOCKS, **known)
+        # units of dense runs lose no more than those of others, which these were measured with
+        blocks = (loss.model_copy(update={"family": BLOCKS}) for loss in self.formats)
+        fitting = head_formats(spec)
+        return {
+            "formats": (*self.formats, *blocks, mixed),
+            "heads": tuple(loss for loss in self.heads if loss.format in fitting),
+        }
 
     @property
     def in_words(self) -> str:
@@ -98,6 +133,20 @@ def real_like(num_parameters: int) -> RealModel:
     smaller model mostly loses more."""
     found = reference().real
     return next((one for one in reversed(found) if one.num_parameters <= num_parameters), found[0])
+
+
+def _with_bits(bits: float, spec: ModelSpec) -> tuple[FormatName, ...]:
+    """Returns formats of layers that have so many bits of a weight in the mean, or the nearest to it."""
+    fitting = sorted((name for name in formats_for(AUTO) if not misfit(name, spec)), key=bits_of)
+    larger = next((name for name in fitting if bits_of(name) >= bits), fitting[-1])
+    smaller = next((name for name in reversed(fitting) if bits_of(name) <= bits), fitting[0])
+    step = bits_of(larger) - bits_of(smaller)
+    count = math.ceil(spec.num_hidden_layers * max(0.0, bits - bits_of(smaller)) / step) if step else 0
+    return (larger,) * count + (smaller,) * (spec.num_hidden_layers - count)
+
+
+def bits_of(name: FormatName) -> float:
+    return 8 * slice_bytes(SAMPLE, name) / SAMPLE
 
 
 def drawn_trace(spec: ModelSpec, kind: Kind, layers: tuple[int, ...], num_tokens: int) -> dict[str, np.ndarray]:

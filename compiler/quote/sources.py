@@ -209,7 +209,7 @@ def _guessed(
     folder: Path,
 ) -> Source:
     kind, real = kind_of(model.spec), real_like(model.num_parameters)
-    curves = _without_curves(curves_like(kind, model, folder), real)
+    curves = _without_curves(curves_like(kind, model, folder), real, model.spec)
     basis: Basis = "same kind of model" if kind else "none"
     words = f"not measured: its quality is unknown until built; formats are those that keep {real.in_words}"
     if kind and model.spec.exact_zeros:
@@ -218,7 +218,7 @@ def _guessed(
     return Source(source, model.name, model, activations, curves, basis, words, settings, given, folder, build)
 
 
-def _without_curves(curves: Curves, real: RealModel) -> Curves:
+def _without_curves(curves: Curves, real: RealModel, spec: ModelSpec) -> Curves:
     """Returns borrowed curves with their signals, and with nothing that leaving out units would lose: that differs
     from model to model by more than any floor. Formats lose what `real` lost."""
     reason = "what it would lose is unknown until a build measures it"
@@ -227,7 +227,7 @@ def _without_curves(curves: Curves, real: RealModel) -> Curves:
     return curves.model_copy(
         update={
             "curves": (),
-            "formats": real.formats,
+            **real.losses(spec),
             "kv_caches": tuple(loss for loss in real.kv_caches if loss.kv_cache in known),
             "unexplored": tuple(Unexplored(method=name, reason=reason) for name in lossy),
         }

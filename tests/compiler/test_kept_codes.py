@@ -31,7 +31,16 @@ from coldpress.runtime.quantization import Format
 from coldpress.schemas.activations import Activations
 from coldpress.schemas.corpus import Corpus
 from coldpress.schemas.curves import Curves, FormatLoss, MatrixLoss
-from coldpress.schemas.families import BLOCKS, WHOLE_MLP, FamilyName, LayerFormats, kept_of, num_units
+from coldpress.schemas.families import (
+    BLOCKS,
+    WHOLE_MLP,
+    FamilyName,
+    Formats,
+    LayerFormats,
+    kept_of,
+    layer_formats,
+    num_units,
+)
 from coldpress.schemas.model import Model
 from coldpress.schemas.sparsity import Sparsity
 from tests.support.checkpoints import run
@@ -254,6 +263,35 @@ def test_matrices_have_smaller_formats_where_the_file_s_own_do_not_fit(
     formats = {role: one.format for one in read.kept for role in one.roles}
     assert formats == {role: name for role, name in kept(model, "q4_k").items() if role != value}
     assert read.tried[0].ppl_ratio == pytest.approx(1.02)
+
+
+def test_formats_by_matrix_are_finer_where_more_is_lost_than_was_expected(
+    explored: tuple[Model, Corpus, Activations, Curves], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, corpus, activations, curves = explored
+    for module in (_finalists, allocate._judge):
+        monkeypatch.setattr(module, "candidates", lambda *_: ("dense", "topk"))
+    effects = np.zeros(LAYERS)
+    effects[list(FINE)] = 0.005, 0.01, 0.03
+    asked, measured = list[tuple[int, ...]](), Passes.format
+
+    def lossy(passes: Passes, formats: Formats, *families: FamilyName) -> FormatLoss:
+        names = layer_formats(formats)
+        small = tuple(layer for layer in FINE if names and names[layer] == "q4_k")
+        asked.append(small)
+        lost = 2.5 * float(sum(effects[list(small)])) if names else 1.0
+        update = {"ppl_ratio": float(np.exp(lost)), "ppl_ratio_error": 0.0, "mean_kld": lost}
+        return measured(passes, formats, *families).model_copy(update=update)
+
+    monkeypatch.setattr(Passes, "format", lossy)
+    monkeypatch.setattr(_formats, "head_formats_of", lambda _: ())
+    monkeypatch.setattr(_mixed, "expected_divergence", _expected(model, effects, "layers.7.v_proj.weight"))
+    settings = {"method": "auto", "format": "auto", "context_length": 64, "max_ppl_ratio": 1.05}
+    config = AllocateConfig(**settings, dram_budget=2_600_000, density_allocation="uniform")
+    work = Workspace(tmp_path, "test")
+    found = allocate.run(config, model, activations, device_of(), work, corpus, curves=curves)
+    assert asked[:2] == [FINE, FINE[:2]]
+    assert [layer for layer in FINE if found.layer_formats[layer] == "q4_k"] == list(FINE[:2])
 
 
 def test_a_dense_build_without_a_format_has_the_file_s(

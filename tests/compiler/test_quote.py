@@ -34,12 +34,14 @@ from coldpress.runtime.artifact.integrity import verify_artifact
 from coldpress.runtime.artifact.reader import open_artifact
 from coldpress.runtime.profiles.devices import load_device
 from coldpress.schemas.activations import Activations
+from coldpress.schemas.curves import FormatLoss
 from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.model import Model
 from tests.support.artifacts import change_manifest
 from tests.support.curves import curves_of
 from tests.support.models import write_model
 from tests.support.records import Build
+from tests.support.shapes import spec_7b
 from tests.support.statistics import device_of, few_blocks, model_of
 from tests.support.tiny import tiny_spec
 
@@ -212,11 +214,15 @@ def test_the_quality_of_a_model_that_was_not_measured_is_unknown(
     capsys: pytest.CaptureFixture[str], config_alone: Path
 ) -> None:
     """Curves of a model of 7M parameters promise less than a build of a language model loses."""
-    (device,) = quoted(capsys, config_alone, "--dram-budget", "80%", "--max-ppl-ratio", "1.05")["devices"]
-    assert (device["choice"]["method"], device["choice"]["format"]) == ("dense", "int8_group32")
-    quality = device["figures"]["ppl_ratio"]
-    assert quality["value"] is quality["low"] is None
-    assert quality["basis"].startswith("unknown until built (SmolLM2-135M (135M parameters) in int8_group32: 1.00")
+    for ratio, format_name, words in (
+        ("1.05", "iq4_nl", "formats by matrix: 1.03"),
+        ("1.01", "int8_group32", "int8_group32: 1.00"),
+    ):
+        (device,) = quoted(capsys, config_alone, "--dram-budget", "80%", "--max-ppl-ratio", ratio)["devices"]
+        assert (device["choice"]["method"], device["choice"]["format"]) == ("dense", format_name)
+        quality = device["figures"]["ppl_ratio"]
+        assert quality["value"] is quality["low"] is None
+        assert quality["basis"].startswith(f"unknown until built (SmolLM2-135M (135M parameters) in {words}")
     assert all("unknown until a build measures it" in one["skipped"] for one in device["tried"] if one["skipped"])
     (named,) = quoted(capsys, config_alone, "--method", "dip", "--format", "int4_group32", "--dram-budget", "80%")[
         "devices"
@@ -236,6 +242,24 @@ def test_formats_are_those_that_keep_a_language_model_of_this_size() -> None:
         assert reference.real_like(one.num_parameters) is reference.real_like(one.num_parameters + 1) is one
         losses = {loss.format: loss.ppl_ratio for loss in one.formats}
         assert losses["int8_group32"] < min(1.05, losses["int4_group32"])
+
+
+@pytest.mark.parametrize("bits", [2.0, 4.0, 4.5, 20.0])
+def test_formats_by_layer_have_the_bits_of_a_measured_mix(bits: float) -> None:
+    spec, name = spec_7b(32, 32_000, "silu"), "q3_k"
+    known = reference.reference().real[0]
+    assert known.heads
+    assert known.mix is not None
+    mix = known.mix.model_copy(update={"bits": bits, "ppl_ratio": 1.04})
+    real = known.model_copy(update={"mix": mix})
+    found = real.losses(spec)
+    loss = found["formats"][-1]
+    assert isinstance(loss, FormatLoss)
+    assert (loss.family, loss.ppl_ratio, len(loss.format)) == ("block", 1.04, 32)
+    mean_bits = sum(map(reference.bits_of, loss.format)) / 32
+    assert mean_bits == pytest.approx(min(max(bits, 2.625), 16.0), abs=1.1 / 32)
+    assert (name in loss.format) == (bits == 4.0)
+    assert real.losses(spec.model_copy(update={"intermediate_size": 11_009})) == {"formats": known.formats, "heads": ()}
 
 
 @pytest.mark.parametrize(

@@ -157,10 +157,11 @@ class BudgetJudge:
         return (*known, 1.0) if is_choice else known
 
     def _refuse(self, method: Method, error: ColdpressError) -> None:
-        """Keeps the reason why a selector is none; of several that lack DRAM, the one that needs the least."""
+        """Keeps the reason why a selector is none: the DRAM that it needs at least, or why it cannot be."""
         known = self.refusals.setdefault(method, error)
-        if isinstance(known, OverBudgetError) and isinstance(error, OverBudgetError):
-            self.refusals[method] = min(known, error, key=lambda one: one.needed_bytes)
+        if isinstance(error, OverBudgetError):
+            needing = [one for one in (known, error) if isinstance(one, OverBudgetError)]
+            self.refusals[method] = min(needing, key=lambda one: one.needed_bytes)
 
     def _kept_densities(self, method: Method, format_name: Formats) -> Sequence[float | None]:
         """Returns the densities that keep the quality; raises ColdpressError with the reason if there are none."""

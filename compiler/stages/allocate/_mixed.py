@@ -81,8 +81,15 @@ class Mixes:
     @cached_property
     def lost(self) -> list[float]:
         """The expected divergence of each step of the path, in nats per token."""
+        return [layers + head for layers, head in self.parts]
+
+    @cached_property
+    def parts(self) -> list[tuple[float, float]]:
+        """The expected divergence of layers and of the head at each step of the path."""
+        effects = [options.effect for options in self._options]
         return [
-            sum(options.effect[at] for options, at in zip(self._options, sizes, strict=True)) for sizes in self.path
+            (sum(own[at] for own, at in zip(effects[:-1], sizes[:-1], strict=True)), effects[-1][sizes[-1]])
+            for sizes in self.path
         ]
 
     def expected(self, name: LayerFormats) -> float:
@@ -90,9 +97,11 @@ class Mixes:
         own = (effects for role, effects in self.effects.items() if unit_role(role, self.model.spec) in MLP_ROLES)
         return sum(effects.get(coarsest(name), 0.0) for effects in own)
 
-    def first_within(self, most: float) -> int:
-        """Returns the position of the smallest sizes that are expected to lose at most `most`; the last if none is."""
-        return next((at for at, lost in enumerate(self.lost) if lost <= most), len(self.path) - 1)
+    def first_within(self, most: float, factor: float) -> int:
+        """Returns the position of the smallest sizes that are expected to lose at most `most`, if layers lose `factor`
+        times what was expected of them; the last if none is."""
+        lost = (factor * layers + head for layers, head in self.parts)
+        return next((at for at, own in enumerate(lost) if own <= most), len(self.path) - 1)
 
     @cached_property
     def _names(self) -> dict[str, list[FormatName]]:
