@@ -177,15 +177,17 @@ class MeasuredFormats:
 
         places = [last_that_fits(mixes.path, partial(fits, one)) for one in reading]
         hopeful = {at for at in places if at >= 0 and mixes.lost[at] <= HOPEFUL * math.log(most)}
-        kept = [self._measured_mix(mixes, at) <= most for at in sorted(hopeful)]
-        if len(hopeful) < len({*places}) or not all(kept):
-            self._measure_least_mix(mixes)
+        measured = {at: self._measured_mix(mixes, at) for at in sorted(hopeful)}
+        lossy = {at: ratio for at, ratio in measured.items() if ratio > most}
+        if len(hopeful) < len({*places}) or lossy:
+            factors = (math.log(ratio) / mixes.parts[at][0] for at, ratio in lossy.items())
+            self._measure_least_mix(mixes, max((1.0, *factors)))
         return True
 
-    def _measure_least_mix(self, mixes: Mixes) -> None:
-        """Measures the smallest formats by matrix that should keep the quality beside their head. If they lose too
-        much, scales the expected losses of layers to what was measured, and tries again."""
-        most, factor = math.log(self._floor.max_ppl_ratio), 1.0
+    def _measure_least_mix(self, mixes: Mixes, factor: float) -> None:
+        """Measures the smallest formats by matrix that should keep the quality beside their head, if layers lose
+        `factor` times what is expected. If they lose more, takes their own factor, and tries again."""
+        most = math.log(self._floor.max_ppl_ratio)
         for _ in range(LEAST_TRIES):
             at = mixes.first_within(most, factor)
             layers, head = mixes.parts[at]
