@@ -32,6 +32,7 @@ from coldpress.compiler.io import load_arrays, load_record
 from coldpress.runtime import _native
 from coldpress.runtime.generate.session import Session
 from coldpress.schemas.corpus import Corpus
+from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.metrics import Metrics
 from tests.support.pipeline import build
 
@@ -123,19 +124,19 @@ class Plugin(Benchmark[Options]):
             found, caps = self._capped("decoded", scale, limit_bytes, str(path), texts)
             scale = caps.scale  # another look at the disk may find another scale
             ours.append(found)
-            with suppress(SystemExit):  # killed at the cap
+            with suppress(ColdpressError):  # killed at the cap on memory
                 theirs.append(self._capped("mapped", scale, limit_bytes, str(file), texts)[0]["token_s"])
         token_s = [found["token_s"] for found in ours]
-        found = {
+        row = {
             "limit_bytes": limit_bytes,
             "scale": scale,
             "tokens_per_s": 1 / statistics.median(token_s),
             "read_bytes": statistics.median(found["read_bytes"] for found in ours),
         }
         if len(theirs) < len(ours):
-            return found | {"llama_tokens_per_s": 0.0}
+            return row | {"llama_tokens_per_s": 0.0}
         over: Gain = gain(theirs, token_s)
-        return found | {"llama_tokens_per_s": 1 / statistics.median(theirs), "over_llama": over}
+        return row | {"llama_tokens_per_s": 1 / statistics.median(theirs), "over_llama": over}
 
     def _capped(self, method: str, scale: float, memory_bytes: int, *arguments: Any) -> Any:
         return apart_under_caps(self, method, self.options.device, scale, memory_bytes, *arguments)
