@@ -119,9 +119,8 @@ def _real(build: Path) -> RealModel:
     )
 
 
-def with_mix(known: RealModel, build: Path) -> RealModel:
-    """Adds the losses of heads, and of the smallest formats by matrix that keep max_ppl_ratio, from a build folder."""
-    model = load_record(build / "ingest.json", Model)
+def _with_mix(known: RealModel, model: Model, build: Path) -> RealModel:
+    """Adds the losses of heads, and of the smallest formats by matrix that keep max_ppl_ratio, from a model's build."""
     (curves,) = (load_record(file, Sparsity).curves for file in build.glob("*/allocate.json"))
     assert curves is not None
     mixes = [
@@ -163,8 +162,8 @@ def main(argv: list[str]) -> int:
 def _mixed(builds: Iterable[Path]) -> int:
     known = {one.num_parameters: one for one in reference().real}
     for build in builds:
-        count = load_record(build / "ingest.json", Model).num_parameters
-        known[count] = with_mix(known[count], build)
+        model = load_record(build / "ingest.json", Model)
+        known[model.num_parameters] = _with_mix(known[model.num_parameters], model, build)
     _write(reference().model_copy(update={"real": tuple(known.values())}))
     return 0
 

@@ -21,8 +21,7 @@ from pydantic import Field
 from coldpress.compiler.activity.layer_counts import countable_families
 from coldpress.compiler.activity.unit_statistics import NORMS
 from coldpress.compiler.candidates import AUTO, formats_for, misfit
-from coldpress.compiler.cost_model import slice_bytes
-from coldpress.compiler.quality.variants import SAMPLE, head_formats
+from coldpress.compiler.quality.variants import SAMPLE, head_formats, sample_bytes
 from coldpress.schemas.base import Record, Share
 from coldpress.schemas.curves import Curve, FormatLoss, HeadLoss, KvCacheLoss, Loss, Unexplored
 from coldpress.schemas.families import (
@@ -146,7 +145,7 @@ def _with_bits(bits: float, spec: ModelSpec) -> tuple[FormatName, ...]:
 
 
 def bits_of(name: FormatName) -> float:
-    return 8 * slice_bytes(SAMPLE, name) / SAMPLE
+    return 8 * sample_bytes(name) / SAMPLE
 
 
 def drawn_trace(spec: ModelSpec, kind: Kind, layers: tuple[int, ...], num_tokens: int) -> dict[str, np.ndarray]:

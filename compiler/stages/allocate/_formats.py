@@ -272,14 +272,14 @@ class MeasuredFormats:
     def _settle_streamed(self, found: Sequence[Searched]) -> None:
         """Measures formats also with attention in columns where searches take that; if all lose too much, a larger
         format than `explore` did, the smallest first."""
-        taken = [one.best and of_layers(one.best.candidate.format) for one in found]
-        self._streamed |= {name for one, name in zip(found, taken, strict=True) if name and streams_attention(one.best)}
+        best = [one.best for one in found if one.best is not None]
+        self._streamed |= {of_layers(one.candidate.format) for one in best if streams_attention(one)}
         if not self._streamed or self._remeasure(self._is_streamed, self._passes.all_tokens, (self._dense, *ATTENTION)):
             return
         known = {loss.format for loss in self.curves.formats}
         larger = [name for name in larger_formats_of(self._inputs.model) if name not in known]
-        is_lost = any(name is None or not self._is_good(name) for name in taken)
-        if is_lost and larger and self._config.format == AUTO:
+        is_kept = len(best) == len(found) and all(self._is_good(of_layers(one.candidate.format)) for one in best)
+        if not is_kept and larger and self._config.format == AUTO:
             self._measure_formats(larger[:1], self._dense)
 
     def _is_streamed(self, loss: FormatLoss) -> bool:
@@ -375,8 +375,8 @@ def all_in_dram(found: Sequence[Searched]) -> bool:
     return all(one.best is not None and one.best.holds_everything for one in found)
 
 
-def streams_attention(best: Judged | None) -> bool:
-    return best is not None and best.candidate.streams_attention
+def streams_attention(best: Judged) -> bool:
+    return best.candidate.streams_attention
 
 
 def unmeasured(config: AllocateConfig, curves: Curves, family: FamilyName) -> list[FormatName]:
