@@ -13,12 +13,10 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from benchmarks.harness import Benchmark, Cell, Figures, Row, Rows, main, option
-from coldpress.runtime.artifact.reader import Artifact
 from coldpress.runtime.drafts import lookup
 from coldpress.runtime.generate.draft_model import DraftModel
 from coldpress.runtime.generate.session import Session
 from coldpress.runtime.generate.statistics import drafted
-from coldpress.runtime.trace import Recorder
 from tests.support.artifacts import Recipe, build_artifact
 from tests.support.data import ROOT, data_folder
 from tests.support.hf import load_hf, roles_of, spec_of
@@ -64,7 +62,7 @@ def against(
     found, draft_s = [], 0.0
     for ids in prompts:
         found.append(session.generate(ids, new_tokens, ignore_eos=True, draft=draft, draft_tokens=count))
-        draft_s += draft.spent_s() if isinstance(draft, Paying) else 0.0
+        draft_s += draft.modelled_s() if isinstance(draft, DraftModel) else 0.0
     counted = drafted([token for run in found for token in run.tokens[1:]])
     assert counted is not None
     plain_s, found_s = total(plain, "modelled_s"), total(found, "modelled_s") + draft_s
@@ -82,19 +80,6 @@ def against(
 def total(runs: list[Any], figure: str) -> float:
     """Returns the sum of a figure of the larger model over all runs."""
     return sum(getattr(run.metrics, figure) for run in runs)
-
-
-class Paying(DraftModel):
-    """A draft model that counts its modelled seconds."""
-
-    def __init__(self, path: Path, of: Artifact) -> None:
-        self._recorder = Recorder(max_tokens=0)  # counts tokens, and keeps nothing
-        super().__init__(Session(path, flash="simulated", recorder=self._recorder), of)
-
-    def spent_s(self) -> float:
-        """Returns the modelled seconds of the draft's own tokens in the latest run."""
-        num_tokens, self._recorder.num_tokens = self._recorder.num_tokens, 0
-        return self.session.store.metrics(num_tokens, 0.0, 0.0, 0.0).modelled_s
 
 
 @dataclass(frozen=True)
@@ -136,7 +121,8 @@ class Plugin(Benchmark[Options]):
             plain = [session.generate(ids, self.options.new_tokens, ignore_eos=True) for ids in prompts]
             draft: Any = lookup.Plugin()
             if cell["draft"] != "lookup":
-                draft = Paying(self._built(cell["draft"]), session.artifact)
+                path, size = self._built(cell["draft"]), session.decoder.spec.vocab_size
+                draft = DraftModel(str(path), size, flash="simulated", modelled=True)
             for count in self.options.lengths:
                 yield {"per_pass": count} | against(plain, session, prompts, count, self.options.new_tokens, draft)
 

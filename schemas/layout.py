@@ -114,7 +114,7 @@ class SelectorArray(Record):
 class Plan(Extended):
     """One way to run the artifact under one DRAM budget."""
 
-    LATER = ("draft", "draft_tokens", "routing", "routing_strengths")
+    LATER = ("draft", "draft_tokens", "draft_bytes", "draft_certainty", "routing", "routing_strengths")
 
     name: str
     method: Method
@@ -150,6 +150,11 @@ class Plan(Extended):
     None, which is left out of the file, for nothing."""
     draft_tokens: Count = 0
     """Most tokens that it proposes per pass; 0, which is left out, without a draft."""
+    draft_bytes: Count = 0
+    """DRAM of the draft model, which lies in the artifact's folder `draft`; 0, which is left out, without one."""
+    draft_certainty: Share = 1.0
+    """Least probability that all drafts so far are right, by the draft model, with which it proposes one more; 1, which
+    is left out, without one."""
     routing: RoutingName | None = None
     """Way in which a mixture's routers choose experts; None, which is left out of the file, for the choice that the
     model was trained with."""

@@ -32,6 +32,8 @@ TABLES_FILE = "tables.safetensors"
 PREDICTORS_FILE = "predictors.safetensors"
 CURVES_FILE, TRACE_FILE = "curves.json", "trace.safetensors.zst"
 """Results of `explore`, for quotes on other devices; no run reads them."""
+DRAFT_FOLDER = "draft"
+"""The folder of a whole artifact inside another one: the draft model. Its files are listed like all others."""
 EXPERTS_FILE = "experts.json"
 """Curves of how well DRAM serves a mixture's experts (schemas/experts.py), for `inspect`; no run reads them."""
 

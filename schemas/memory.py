@@ -24,6 +24,8 @@ class Held(NamedTuple):
     """Tables, slot maps, objects and a token's working memory (runtime/plan/bookkeeping.py)."""
     buffers: int = 0
     """The read buffer and the preload buffer."""
+    draft: int = 0
+    """All that the draft model holds, which reads nothing."""
 
     @property
     def num_bytes(self) -> int:
@@ -35,6 +37,7 @@ class Held(NamedTuple):
         uses = (
             *((self.resident, "resident tensors"), (self.kv_cache, "KV cache"), (self.bookkeeping, "bookkeeping")),
             *((self.predictors, "predictors"), (self.buffers, "buffers"), (pinned_bytes, "pinned units")),
+            (self.draft, "draft model"),
         )
         listed = ", ".join(f"{size:,} {name}" for size, name in uses if size)
         return OverBudgetError(

@@ -6,6 +6,7 @@
 from coldpress.runtime import plugins
 from coldpress.runtime.artifact.contents import layout_bytes, predictor_tensors, resident_tensors
 from coldpress.runtime.artifact.errors import PlanError, short
+from coldpress.runtime.drafts import Draft
 from coldpress.runtime.extents import span_bytes
 from coldpress.runtime.kernels import FEW_TOKENS
 from coldpress.runtime.plan.budget import used_bytes
@@ -14,7 +15,9 @@ from coldpress.runtime.sparsity import Selector, sees_others
 from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.families import unit_keys, used_share
 from coldpress.schemas.layout import Plan
-from coldpress.schemas.manifest import MANIFEST_FILE, Manifest
+from coldpress.schemas.manifest import DRAFT_FOLDER, MANIFEST_FILE, Manifest
+
+DRAFT = f"{DRAFT_FOLDER}/{MANIFEST_FILE}"
 
 
 class Facts:
@@ -24,6 +27,7 @@ class Facts:
         self.resident_bytes = layout_bytes(resident_tensors(manifest))
         self.predictor_bytes = layout_bytes(predictor_tensors(manifest))
         self.predicted = {entry.layer for entry in manifest.predictors}
+        self.has_draft_model = any(entry.path == DRAFT for entry in manifest.files)
         self.keys = unit_keys(self.families, manifest.model)
         sections = manifest.flash.sections
         self.num_units = {
@@ -70,6 +74,10 @@ def check_plan(facts: Facts, plan: Plan, field: str) -> None:
     drafts = range(1, FEW_TOKENS) if plan.draft is not None else range(1)
     expected = f"{drafts[0]} to {drafts[-1]} with a draft" if plan.draft is not None else "0 without a draft"
     require(plan.draft_tokens in drafts, "draft_tokens", plan.draft_tokens, expected)
+    needs_model = plan.draft is not None and plugins.load("coldpress.runtime.drafts", Draft, plan.draft).NEEDS_MODEL
+    expected = f"more than 0 with the draft {plan.draft}" if needs_model else "0 without a draft model"
+    require((plan.draft_bytes > 0) == needs_model, "draft_bytes", plan.draft_bytes, expected)
+    require(not needs_model or facts.has_draft_model, "draft", plan.draft, f"one without a model: there is no {DRAFT}")
     layers = 0 if plan.routing is None else spec.num_hidden_layers
     suits = len(plan.routing_strengths) == layers and all(0 <= one < float("inf") for one in plan.routing_strengths)
     expected = f"{layers} numbers of at least 0"

@@ -235,20 +235,15 @@ class Generate(Run):
     repetition_penalty: float = _sampling("repetition_penalty", "R")
     seed: int = _sampling("seed", "N")
     draft: str | None = option(
-        f"what proposes next tokens, to be checked in one pass ({known('drafts')}), "
-        "or the folder of an artifact with the same vocabulary; the text stays the same (default: the plan's)",
-        metavar="DRAFT",
+        "what proposes next tokens, to be checked in one pass; model: the artifact's draft model; the text stays the "
+        "same (default: the plan's)",
+        type=click.Choice(plugins.names("coldpress.runtime.drafts")),
         panel=DRAFTS,
     )
     draft_tokens: int | None = option(
         f"tokens proposed per pass, with --draft (default: {DRAFT_TOKENS}; a plan says its own number)",
         type=_at_least_one,
         metavar="N",
-        panel=DRAFTS,
-    )
-    draft_budget: str | None = option(
-        "the part of the DRAM that the draft artifact may take (default: its largest plan)",
-        metavar="BYTES",
         panel=DRAFTS,
     )
 

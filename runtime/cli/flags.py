@@ -49,7 +49,7 @@ def sampling_of(flags: Generate) -> Sampling:
 
 
 def draft_plugin(name: str | None) -> Draft | None:
-    """Returns the draft without a model that `--draft` names; None, for the plan's, if it is not given."""
+    """Returns the draft that `--draft` names; None, for the plan's, if it is not given."""
     return None if name is None else plugins.load("coldpress.runtime.drafts", Draft, name)
 
 

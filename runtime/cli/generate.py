@@ -17,8 +17,6 @@ from pathlib import Path
 
 from safetensors import SafetensorError
 
-from coldpress.runtime import plugins
-from coldpress.runtime.artifact.reader import open_artifact
 from coldpress.runtime.cli import summary
 from coldpress.runtime.cli.arguments import Generate
 from coldpress.runtime.cli.flags import budget_of, draft_plugin, open_session, prompts_of, sampling_of
@@ -26,11 +24,8 @@ from coldpress.runtime.cli.prompt_file import PromptFile
 from coldpress.runtime.drafts import DRAFT_TOKENS, NO_DRAFT
 from coldpress.runtime.generate.batch import Prompt, generate_batch, generate_each
 from coldpress.runtime.generate.completion import Continuation
-from coldpress.runtime.generate.draft_model import DraftModel, beside_draft
-from coldpress.runtime.generate.session import Session
 from coldpress.runtime.generate.statistics import Token
 from coldpress.runtime.kernels import FEW_TOKENS
-from coldpress.runtime.quantities import parse_bytes
 from coldpress.runtime.text.process import LimitedEngine
 from coldpress.runtime.text.tokenizer import TextCodec
 from coldpress.runtime.trace import Recorder
@@ -59,11 +54,7 @@ def _prompts(flags: Generate) -> Sequence[object]:
 
 
 def _generate_one(flags: Generate, recorder: Recorder | None, engine: LimitedEngine) -> None:
-    other = _draft_session(flags)
-    budget = budget_of(flags)
-    if other:
-        budget = beside_draft(open_artifact(flags.artifact).manifest, other, budget)
-    session = open_session(flags, flags.selector, flags.cache, budget, recorder)
+    session = open_session(flags, flags.selector, flags.cache, budget_of(flags), recorder)
     codec = TextCodec.of(session.artifact, engine)
     (prompt_ids,) = prompts_of(flags, session.artifact, codec)
     found = Continuation(codec, prompt_ids, flags.stop)
@@ -80,17 +71,15 @@ def _generate_one(flags: Generate, recorder: Recorder | None, engine: LimitedEng
         flags.max_new_tokens,
         sampling=sampling_of(flags),
         ignore_eos=flags.ignore_eos,
-        draft=DraftModel(other, session.artifact) if other else draft_plugin(flags.draft),
+        draft=draft_plugin(flags.draft),
         draft_tokens=flags.draft_tokens or DRAFT_TOKENS,
         on_token=found.add if flags.json else write,
     )
     if not flags.json:
         print(_shown(found.remainder()) + "\n\n" + summary.render(done.metrics, done.tokens))
-        if other:
-            print(summary.render_draft(other.store))
         return
     figures = {"metrics": done.metrics.model_dump(mode="json"), **summary.as_data(done.tokens)}
-    print(json.dumps({**found.as_data(), **figures, "draft": other and summary.draft_as_data(other.store)}))
+    print(json.dumps({**found.as_data(), **figures}))
 
 
 def _generate_batch(flags: Generate, recorder: Recorder | None, engine: LimitedEngine) -> None:
@@ -172,21 +161,6 @@ def _check_flags(flags: Generate) -> None:
         raise ColdpressError(f"--draft '{draft}' is for one prompt, and there are several; leave it out")
     if draft in (None, NO_DRAFT) and flags.draft_tokens is not None:
         raise ColdpressError("--draft-tokens needs a --draft, and there is none; leave it out")
-    if draft in (None, *plugins.names("coldpress.runtime.drafts")) and flags.draft_budget is not None:
-        raise ColdpressError("--draft-budget needs a draft artifact, and there is none; leave it out")
-
-
-def _draft_session(flags: Generate) -> Session | None:
-    if flags.draft is None or flags.draft in plugins.names("coldpress.runtime.drafts"):
-        return None
-    budget = None if flags.draft_budget is None else parse_bytes(flags.draft_budget)
-    return Session(
-        flags.draft,
-        dram_budget_bytes=budget,
-        flash=flags.flash,
-        activations=flags.activations,
-        kv_cache=flags.kv_cache,
-    )
 
 
 def _recorder(path: Path | None) -> Recorder | None:

@@ -9,7 +9,6 @@ from coldpress.runtime.generate.batch import Batch
 from coldpress.runtime.generate.statistics import Drafted, Spread, Token, TokenSpreads, drafted, spreads
 from coldpress.runtime.quantities import show_bytes, table
 from coldpress.runtime.signals import Decided
-from coldpress.runtime.store.store import Store
 from coldpress.schemas.metrics import RunMetrics
 
 
@@ -119,23 +118,3 @@ def _seconds(seconds: float) -> str:
 
 def ms(seconds: float) -> str:
     return f"{1000 * seconds:.3f} ms"
-
-
-def draft_as_data(store: Store) -> dict[str, Any]:
-    """Returns the cost of a draft artifact, which the run's metrics do not contain."""
-    counted = store.counters
-    return {
-        "dram_used_bytes": store.dram_used_bytes,
-        "reads": counted.reads,
-        "read_bytes": counted.read_bytes,
-        "hits": counted.hits,
-        "misses": counted.misses,
-    }
-
-
-def render_draft(store: Store) -> str:
-    rows = [
-        ("DRAM used by the draft", show_bytes(store.dram_used_bytes)),
-        ("flash read by the draft", show_bytes(store.counters.read_bytes)),
-    ]
-    return table(rows)

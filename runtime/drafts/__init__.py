@@ -1,8 +1,7 @@
 """Drafts: guesses of the next tokens, which the model then checks in one pass (LLM in a flash 5.2).
 
-A file is a draft that needs no second model; its class `Plugin` extends `Draft`. A wrong draft costs reads, but never
-changes the text: tokens that the model itself would not choose are taken back (runtime/generate/speculation.py).
-runtime/generate/draft_model.py drafts with a second artifact.
+A file is a draft; its class `Plugin` extends `Draft`. A wrong draft costs reads, but never changes the text: tokens
+that the model itself would not choose are taken back (runtime/generate/speculation.py).
 """
 
 from abc import abstractmethod
@@ -25,7 +24,7 @@ class Propose(Protocol):
 
 
 class Drafting(Protocol):
-    """A draft as a run uses it, with or without a second model."""
+    """A draft as a run uses it."""
 
     def drafting(self, context_length: int) -> AbstractContextManager[Propose]:
         """Begins a new sequence of at most `context_length` tokens, which ends when the context is closed.
@@ -37,10 +36,12 @@ class Drafting(Protocol):
 
 
 class Draft(PluginBase):
-    """A draft without a second model. The base class of the files of this package."""
+    """The base class of the files of this package."""
 
     PROPOSES: ClassVar[bool] = True
+    NEEDS_MODEL: ClassVar[bool] = False
+    """Whether it proposes with the artifact's draft model."""
 
     @abstractmethod
-    def drafting(self, context_length: int) -> AbstractContextManager[Propose]:
-        """See `Drafting`."""
+    def drafting(self, context_length: int, model: Drafting | None = None) -> AbstractContextManager[Propose]:
+        """See `Drafting`; `model` is the draft model, where one is needed."""

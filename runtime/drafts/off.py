@@ -3,7 +3,7 @@
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 
-from coldpress.runtime.drafts import Draft, Propose
+from coldpress.runtime.drafts import Draft, Drafting, Propose
 
 
 class Plugin(Draft):
@@ -12,7 +12,7 @@ class Plugin(Draft):
     PROPOSES = False
 
     @contextmanager
-    def drafting(self, context_length: int) -> Generator[Propose]:
+    def drafting(self, context_length: int, model: Drafting | None = None) -> Generator[Propose]:
         yield _nothing
 
 

@@ -114,11 +114,11 @@ def choices(
     routing: str | None = None,
 ) -> tuple[Plan, Callable[[int], Plan]]:
     """Returns the plan to run with, and what chooses the plan for another budget while the run goes on. The second
-    chooses among those of the same selector, context and KV cache. Both raise as `choose_plan`."""
+    chooses among those of the same selector, context, KV cache and draft model. Both raise as `choose_plan`."""
     kind = None if kv_cache is None else kv_cache_format(kv_cache)
     settings = selector, cache, collapse, preload, kind, routing
     plan = choose_plan(manifest, dram_budget_bytes, *settings)
-    kinds = {one.name: (one.method, one.context_length, one.kv_cache) for one in manifest.plans}
+    kinds = {one.name: (one.method, one.context_length, one.kv_cache, one.draft_bytes) for one in manifest.plans}
     among = [one for one in manifest.plans if kinds[one.name] == kinds[plan.name]]
     return plan, lambda budget_bytes: choose_plan(manifest, budget_bytes, *settings, among)
 
@@ -137,7 +137,8 @@ def _routed(manifest: Manifest, text: str | None) -> dict[str, object]:
     if name == EXACT:
         return {"routing": None, "routing_strengths": ()}
     strengths = (strength,) * manifest.model.num_hidden_layers
-    return {"routing": name, "routing_strengths": strengths, "draft": None, "draft_tokens": 0}
+    no_draft = {"draft": None, "draft_tokens": 0, "draft_bytes": 0, "draft_certainty": 1.0}
+    return {"routing": name, "routing_strengths": strengths, **no_draft}
 
 
 def _with_kv_cache(plan: Plan, manifest: Manifest, kind: KvCacheFormat | None) -> Plan:

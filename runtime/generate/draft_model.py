@@ -1,106 +1,145 @@
-"""Drafts with a second artifact: a smaller model proposes tokens greedily, and the larger model checks them.
+"""The draft model: a small dense model inside the artifact, which proposes tokens that the larger one checks.
 
-The draft has a separate session, plan and cache; its DRAM counts in the one budget that a user gives. Both models must
-have the same vocabulary. The draft's sequence follows the run: it rolls back tokens that the larger model rejects.
+It lies in the folder `draft`, a whole artifact, and computes with all of its weights in DRAM, which the plan counts. It
+proposes the likeliest tokens, whatever the run's settings are, and stops once all of a pass's drafts are together less
+likely than the plan asks: one more would cost more than it saves. Its sequence follows the run, and rolls back drafts
+that the larger model rejects.
 """
 
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import numpy as np
 
-from coldpress.runtime.artifact.reader import Artifact
+from coldpress.runtime.artifact.reader import Artifact, open_artifact
+from coldpress.runtime.decoder.decoder import Decoder
+from coldpress.runtime.decoder.selection import Selection
 from coldpress.runtime.drafts import Propose
-from coldpress.runtime.generate.session import Session
+from coldpress.runtime.generate.choice import DEFAULT_FLASH, make_flash
+from coldpress.runtime.kernels import FEW_TOKENS
+from coldpress.runtime.kernels.activations import ActivationFormat
 from coldpress.runtime.plan.budget import choose_plan
-from coldpress.runtime.text.tokenizer import TOKENIZER_FILE
-from coldpress.schemas.errors import ColdpressError, DoesNotFitError
-from coldpress.schemas.manifest import Manifest
+from coldpress.runtime.store.clock import Clock
+from coldpress.runtime.store.store import Store
+from coldpress.schemas.errors import DoesNotFitError
+from coldpress.schemas.layout import Plan
+
+
+@dataclass(frozen=True)
+class _Opened:
+    artifact: Artifact
+    plan: Plan
+    store: Store
+    decoder: Decoder
 
 
 class DraftModel:
-    def __init__(self, session: Session, of: Artifact) -> None:
-        """Takes the draft's session, which the caller closes, and the artifact `of` that it drafts for.
+    def __init__(
+        self,
+        path: str,
+        vocab_size: int,
+        *,
+        dram_bytes: int | None = None,
+        identity: str | None = None,
+        certainty: float = 0.0,
+        flash: str = DEFAULT_FLASH,
+        activations: ActivationFormat = "fp32",
+        modelled: bool = False,
+    ) -> None:
+        """Opens the artifact at `path` with `dram_bytes` of DRAM, None for those of its largest plan.
+
+        Args:
+            vocab_size: The larger model's; the draft's may have more tokens, which no text has.
+            identity: sha256 that its manifest must have; None takes any.
+            certainty: The plan's `draft_certainty`.
+            modelled: Whether its seconds on the device that it was compiled for are counted.
 
         Raises:
-            ColdpressError: if the two have different vocabularies.
+            ArtifactError: if the artifact is damaged.
+            DoesNotFitError: if the DRAM cannot hold what must stay there.
         """
-        _check_same_vocabulary(session.artifact.manifest, of.manifest)
-        self.session = session
+        artifact = open_artifact(path, identity)
+        plan = choose_plan(artifact.manifest, dram_bytes)
+        clocks = [Clock(artifact.manifest, plan)] if modelled else []
+        store = Store(artifact, plan, make_flash(artifact, plan, flash), *clocks)
+        decoder = Decoder(artifact, store, Selection(artifact, plan), activations)
+        self._opened: _Opened | None = _Opened(artifact, plan, store, decoder)
+        self._certainty, self._vocab_size = certainty, vocab_size
+        self._num_tokens = self._num_passes = 0
+
+    def close(self) -> None:
+        """Frees its memory; a run that it drafts for goes on without drafts."""
+        if self._opened is not None:
+            self._opened.store.close()
+            self._opened.artifact.folder.close()
+            self._opened = None
+
+    @property
+    def decoder(self) -> Decoder | None:
+        return None if self._opened is None else self._opened.decoder
 
     @contextmanager
     def drafting(self, context_length: int) -> Generator[Propose]:
-        """Raises `ColdpressError` if the session is closed or busy, `DoesNotFitError` if its KV cache is too short."""
-        planned = self.session.plan.context_length
-        if context_length > planned:
+        """Raises `DoesNotFitError` if its KV cache is too short."""
+        assert self._opened is not None
+        plan, store = self._opened.plan, self._opened.store
+        if context_length > plan.context_length:
             raise DoesNotFitError(
-                f"the prompt and the new tokens make {context_length} tokens, the draft's {self.session.plan.title} "
-                f"has a KV cache for {planned}; ask for fewer tokens, or build the draft for a longer context_length"
+                f"the prompt and the new tokens make {context_length} tokens, the draft model's {plan.title} has a KV "
+                f"cache for {plan.context_length}; ask for fewer tokens, or build for a longer context_length"
             )
-        with self.session.sequence(context_length):
-            yield _Sequence(self.session).propose
+        store.start_counting()
+        self._num_tokens = self._num_passes = 0
+        self._opened.decoder.begin(context_length)
+        yield _Sequence(self, self._certainty).propose
+
+    def modelled_s(self) -> float:
+        """Returns seconds on the device since the sequence began, without the prompt's; 0 once closed. See
+        `modelled`."""
+        if self._opened is None:
+            return 0.0
+        return self._opened.store.metrics(self._num_tokens, 0.0, 0.0, 0.0, self._num_passes).modelled_s
+
+    def append(self, decoder: Decoder, tokens: Sequence[int]) -> np.ndarray:
+        """Appends tokens of the run or of drafts, at least one; returns the logits after the last, float32 [V]."""
+        if decoder.length == 0 or len(tokens) >= FEW_TOKENS:
+            return decoder.prefill_last(np.array(tokens))[: self._vocab_size]
+        self._num_tokens += len(tokens)
+        self._num_passes += 1
+        return decoder.decode_many(np.array(tokens))[-1, : self._vocab_size]
 
 
 class _Sequence:
     """The tokens in the draft's KV cache: tokens of the run, then drafts."""
 
-    def __init__(self, session: Session) -> None:
-        self._decoder = session.decoder
+    def __init__(self, model: DraftModel, certainty: float) -> None:
+        self._model, self._least = model, certainty
         self._ids: list[int] = []
         self._agreed = 0
         """The number of leading ids that are known to equal the run's."""
 
     def propose(self, ids: Sequence[int], count: int, /) -> list[int]:
-        """Drafts the next `count` tokens greedily; `ids` extend the ids of the previous call."""
+        """Drafts the next tokens, the likeliest ones, at most `count`; `ids` extend the ids of the previous call."""
+        decoder = self._model.decoder
+        if decoder is None:
+            return []
         agreed = self._agreed
         while agreed < min(len(self._ids), len(ids) - 1) and self._ids[agreed] == ids[agreed]:
             agreed += 1
-        self._decoder.roll_back(agreed)
-        drafts = [int(np.argmax(self._append(ids[agreed:])))]
-        while len(drafts) < count:
-            drafts.append(int(np.argmax(self._decoder.decode(drafts[-1]))))
+        decoder.roll_back(agreed)
+        drafts, certainty, more = list[int](), 1.0, ids[agreed:]
+        while True:
+            logits = self._model.append(decoder, more)
+            drafts.append(int(np.argmax(logits)))
+            certainty *= _probability_of_best(logits)
+            if len(drafts) == count or certainty < self._least:
+                break
+            more = drafts[-1:]
         self._ids, self._agreed = [*self._ids[:agreed], *ids[agreed:], *drafts[:-1]], len(ids)
         return drafts
 
-    def _append(self, ids: Sequence[int]) -> np.ndarray:
-        """Appends tokens of the run, at least one, and returns the logits after the last, float32 [vocab_size]. The
-        prompt is prefilled densely; later tokens are decoded one by one."""
-        if self._decoder.length == 0:
-            return self._decoder.prefill_last(np.array(ids))
-        return [self._decoder.decode(token) for token in ids][-1]
 
-
-def beside_draft(manifest: Manifest, draft: Session, dram_budget_bytes: int | None) -> int:
-    """Returns the bytes of a budget (None: the largest plan's) that a draft leaves for the larger model.
-
-    Raises:
-        DoesNotFitError: if the two do not fit together.
-    """
-    whole = choose_plan(manifest).dram_budget_bytes if dram_budget_bytes is None else dram_budget_bytes
-    left = whole - draft.store.dram_used_bytes
-    try:
-        choose_plan(manifest, left)
-    except DoesNotFitError as error:
-        raise DoesNotFitError(
-            f"the draft takes {draft.store.dram_used_bytes} of {whole} bytes of DRAM and leaves too little: {error}; "
-            "give the draft less with --draft-budget, or take a smaller one"
-        ) from error
-    return left
-
-
-def _check_same_vocabulary(draft: Manifest, of: Manifest) -> None:
-    found, expected = draft.model.vocab_size, of.model.vocab_size
-    if found != expected:
-        raise ColdpressError(
-            f"the draft '{draft.source.name}' has a vocabulary of {found} tokens, expected the {expected} of "
-            f"'{of.source.name}'; take a draft of the same family of models"
-        )
-    if _tokenizer(draft) != _tokenizer(of):
-        raise ColdpressError(
-            f"the draft '{draft.source.name}' has another {TOKENIZER_FILE} than '{of.source.name}', expected the same; "
-            "take a draft of the same family of models"
-        )
-
-
-def _tokenizer(manifest: Manifest) -> str | None:
-    return next((entry.sha256 for entry in manifest.files if entry.path == TOKENIZER_FILE), None)
+def _probability_of_best(logits: np.ndarray) -> float:
+    """Returns the probability of the likeliest token, in float64, of `logits`, float32 [V]."""
+    return float(1 / np.exp(logits.astype(np.float64) - logits.max()).sum())

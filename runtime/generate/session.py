@@ -4,10 +4,11 @@ The plan is the largest that fits the budget (runtime/plan/budget.py); a selecto
 replaces the plan's. The prefill is dense; every later token goes through the selector.
 """
 
+import os
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,8 +17,9 @@ import numpy as np
 from coldpress.runtime.artifact.reader import open_artifact
 from coldpress.runtime.decoder.decoder import PREFILL_CHUNK_TOKENS, Decoder
 from coldpress.runtime.decoder.selection import Selection
-from coldpress.runtime.drafts import DRAFT_TOKENS, Draft, Drafting
+from coldpress.runtime.drafts import DRAFT_TOKENS, Draft, Drafting, Propose
 from coldpress.runtime.generate.choice import DEFAULT_FLASH, SIMULATED, choices, draft_of, make_flash
+from coldpress.runtime.generate.draft_model import DraftModel
 from coldpress.runtime.generate.likelihood import Quality, sum_nll
 from coldpress.runtime.generate.sampling import Chooser, Sampling
 from coldpress.runtime.generate.speculation import Pass, Passes, check_draft_tokens
@@ -34,6 +36,7 @@ from coldpress.runtime.trace import Recorder
 from coldpress.schemas.device import DeviceProfile
 from coldpress.schemas.errors import ColdpressError, DoesNotFitError
 from coldpress.schemas.layout import Collapse, Plan, Preload
+from coldpress.schemas.manifest import DRAFT_FOLDER, MANIFEST_FILE
 from coldpress.schemas.metrics import RunMetrics
 
 
@@ -111,16 +114,40 @@ class Session:
             settings = selector, cache, collapse, preload, kv_cache, routing
             plan, self._choose = choices(self.artifact.manifest, dram_budget_bytes, *settings)
         self._wanted_plan = plan
-        watching = [*([recorder] if recorder else []), *observers, *self._clocks(plan, modelled or flash == SIMULATED)]
+        clocks = [Clock(self.artifact.manifest, plan)] if modelled or flash == SIMULATED else []  # it takes a run time
+        watching = [*([recorder] if recorder else []), *observers, *clocks]
         self.store = Store(self.artifact, plan, make_flash(self.artifact, plan, flash), *watching)
-        self.decoder = self._decoder(plan, activation_format(activations))
+        self._activations: ActivationFormat = activation_format(activations)
+        self._flash = flash
+        self.decoder = Decoder(self.artifact, self.store, Selection(self.artifact, plan), self._activations)
+        self._draft_model: DraftModel | None = None
+        if draft_of(self.plan, self.artifact.manifest)[0].NEEDS_MODEL:
+            self._open_draft_model()
 
-    def _decoder(self, plan: Plan, activations: ActivationFormat) -> Decoder:
-        return Decoder(self.artifact, self.store, Selection(self.artifact, plan), activations)
+    def _open_draft_model(self) -> DraftModel:
+        """Opens the artifact's draft model at its first use; raises `ColdpressError` if the plan has no DRAM for it."""
+        if not self.plan.draft_bytes:
+            raise ColdpressError(
+                f"the draft 'model' was asked for, and {self.plan.title} has no DRAM for one; use --draft lookup, or "
+                "build with draft_model=NAME and a budget that the whole model does not fit into"
+            )
+        if self._draft_model is None:
+            self._draft_model = DraftModel(
+                os.path.join(self._opened.path, DRAFT_FOLDER),
+                self.decoder.spec.vocab_size,
+                dram_bytes=self.plan.draft_bytes,
+                identity=self._opened.entry(f"{DRAFT_FOLDER}/{MANIFEST_FILE}").sha256,
+                certainty=self.plan.draft_certainty,
+                flash=self._flash,
+                activations=self._activations,
+                modelled=self.store.clock is not None,
+            )
+        return self._draft_model
 
-    def _clocks(self, plan: Plan, wanted: bool) -> list[Clock]:
-        """Makes a clock only where modelled seconds are wanted, since it costs a run time."""
-        return [Clock(self.artifact.manifest, plan)] if wanted else []
+    def _close_draft_model(self) -> None:
+        if self._draft_model is not None:
+            self._draft_model.close()
+            self._draft_model = None
 
     @property
     def plan(self) -> Plan:
@@ -144,6 +171,7 @@ class Session:
         with self._exclusive(), self.step:  # `step` too: `resize` takes only that one
             self._closed = True
             self.store.close()
+            self._close_draft_model()
             self._opened.folder.close()
 
     @contextmanager
@@ -188,12 +216,17 @@ class Session:
                     if self.store.plan is not before:  # also where pinned units could not be read
                         self.decoder.follow(selection)
                         self._wanted_plan = wanted
+            if not self.plan.draft_bytes:
+                self._close_draft_model()
         give_back_heap()
 
     def _for_budget(self, dram_budget_bytes: int) -> Plan:
         now = self._wanted_plan
         found = now if self._choose is None else self._choose(dram_budget_bytes)
-        return now if found.name == now.name else found.model_copy(update={"kv_cache_bytes": now.kv_cache_bytes})
+        if found.name != now.name:
+            return found.model_copy(update={"kv_cache_bytes": now.kv_cache_bytes})
+        drafts = "draft", "draft_tokens", "draft_bytes", "draft_certainty"  # which room for the whole model leaves out
+        return now.model_copy(update={name: getattr(found, name) for name in drafts})
 
     def generate(
         self,
@@ -267,7 +300,7 @@ class Session:
             self.decoder.check_many()
         stop_ids = frozenset(() if ignore_eos else self.decoder.spec.eos_token_ids)
         context_length = len(prompt_ids) + max_new_tokens
-        with self._exclusive(), draft.drafting(context_length) as propose:
+        with self._exclusive(), self._drafting(draft, context_length) as propose:
             timer = self._start()
             self.decoder.begin(context_length)
             prompt = token_array(prompt_ids)
@@ -284,10 +317,24 @@ class Session:
                 for token in timer.tokens(found.token_ids, found.drafted):
                     tokens.append(token)
                     if (yield token) or token.id in stop_ids or len(tokens) == max_new_tokens:
-                        return Generation(tuple(tokens), timer.metrics(self.store))
+                        return Generation(tuple(tokens), self._with_drafts(draft, timer.metrics(self.store)))
                 ids += found.token_ids
                 with self.step, timer.decode():
                     found = passes.step(ids, max_new_tokens - len(tokens))
+
+    def _drafting(self, draft: Drafting, context_length: int) -> AbstractContextManager[Propose]:
+        if isinstance(draft, Draft) and draft.NEEDS_MODEL:
+            return draft.drafting(context_length, self._open_draft_model())
+        return draft.drafting(context_length)
+
+    def _with_drafts(self, draft: Drafting, metrics: RunMetrics) -> RunMetrics:
+        """Adds the modelled seconds of the draft model, which computes while no other layer does."""
+        is_model = isinstance(draft, Draft) and draft.NEEDS_MODEL
+        if not is_model or self._draft_model is None or self.store.clock is None:
+            return metrics
+        spent_s = self._draft_model.modelled_s()
+        figures = {name: getattr(metrics, name) + spent_s for name in ("modelled_dram_s", "modelled_s")}
+        return metrics.model_copy(update=figures)
 
     def perplexity(
         self,

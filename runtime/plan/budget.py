@@ -111,13 +111,15 @@ def choose_plan(manifest: Manifest, dram_budget_bytes: int | None = None, plans:
 def refit(manifest: Manifest, plan: Plan, dram_budget_bytes: int) -> Plan:
     """Divides another budget for `plan`: first pinned units, then cache slots in the remaining bytes.
 
-    A budget with room for every unit gives each unit a slot, and counts no buffers. A cache policy that admits nothing
-    has no use for slots: it pins further units with the bytes of the plan's slots, and with the bytes by which the
-    budget exceeds the plan's.
+    A budget with room for every unit gives each unit a slot, and counts no buffers; a draft model, which could save
+    nothing there, leaves it its DRAM. A cache policy that admits nothing has no use for slots: it pins further units
+    with the bytes of the plan's slots, and with the bytes by which the budget exceeds the plan's.
 
     Raises:
         OverBudgetError: if the fixed part does not fit.
     """
+    if _units_whole_bytes(manifest, plan) <= dram_budget_bytes:
+        plan = without_draft(plan)
     claims = _claims(manifest, plan)
     held = _unread(manifest, plan)
     free_bytes = dram_budget_bytes - held.num_bytes
@@ -140,6 +142,13 @@ def refit(manifest: Manifest, plan: Plan, dram_budget_bytes: int) -> Plan:
         for part, claim, num_more, num_slots in zip(plan.parts, claims, pins, slots, strict=True)
     )
     return plan.model_copy(update={"dram_budget_bytes": dram_budget_bytes, "parts": parts})
+
+
+def without_draft(plan: Plan) -> Plan:
+    """Returns a plan that leaves the DRAM of its draft model free."""
+    if not plan.draft_bytes:
+        return plan
+    return plan.model_copy(update={"draft": None, "draft_tokens": 0, "draft_bytes": 0, "draft_certainty": 1.0})
 
 
 def with_kv_cache(manifest: Manifest, plan: Plan, kv_cache_bytes: int, dram_budget_bytes: int) -> Plan:
@@ -178,12 +187,14 @@ def units_with_room(claims: Sequence[Claim], free_bytes: int, reading_bytes: int
 
 def _unread(manifest: Manifest, plan: Plan) -> Held:
     """Returns the uses besides units and buffers."""
-    return Held(plan.resident_bytes, plan.predictor_bytes, plan.kv_cache_bytes, bookkeeping_bytes(manifest))
+    besides = plan.resident_bytes, plan.predictor_bytes, plan.kv_cache_bytes, bookkeeping_bytes(manifest)
+    return Held(*besides, draft=plan.draft_bytes)
 
 
 def _units_whole_bytes(manifest: Manifest, plan: Plan) -> int:
+    """Returns the DRAM that holds every unit, so that a draft model is of no use."""
     units = (section.num_units * section.unit_bytes for _, section in placed_parts(plan, manifest.flash.sections))
-    return _unread(manifest, plan).num_bytes + sum(units)
+    return _unread(manifest, without_draft(plan)).num_bytes + sum(units)
 
 
 def _reading_bytes(plan: Plan) -> int:

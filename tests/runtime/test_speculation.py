@@ -12,12 +12,12 @@ from coldpress.runtime.artifact.reader import open_artifact
 from coldpress.runtime.decoder.selection import Selection
 from coldpress.runtime.drafts import Draft, lookup
 from coldpress.runtime.generate.choice import choose_plan as choose_among
-from coldpress.runtime.generate.draft_model import DraftModel, beside_draft
+from coldpress.runtime.generate.draft_model import DraftModel
 from coldpress.runtime.generate.sampling import Sampling
 from coldpress.runtime.generate.session import Session
 from coldpress.runtime.generate.speculation import Passes
 from coldpress.runtime.generate.statistics import Drafted, drafted
-from coldpress.runtime.plan.budget import choose_plan, fixed_bytes, whole_bytes
+from coldpress.runtime.plan.budget import choose_plan, whole_bytes
 from coldpress.runtime.plugins import load, names
 from coldpress.runtime.simulate import simulate
 from coldpress.runtime.trace import Recorder, load_trace
@@ -45,13 +45,13 @@ class Told:
 
 @pytest.fixture(scope="module")
 def sessions(tmp_path_factory):
-    """A session each, and a second one of the same artifact for drafts."""
+    """A session each, and the same artifact as a draft model."""
     found, folder = {}, tmp_path_factory.mktemp("sessions")
     spec = small_spec(num_hidden_layers=11, intermediate_size=96)
     for method, quantization in (("relu", "fp16"), ("topk", "int4_group32"), ("predictor", "int8_group32")):
         recipe = Recipe(spec=spec, method=method, format=quantization)
         path = build_artifact(folder / method, recipe).path
-        found[method] = Session(path), Session(path)
+        found[method] = Session(path), DraftModel(str(path), spec.vocab_size)
     return found
 
 
@@ -61,7 +61,7 @@ def test_tokens_are_those_without_drafts(sessions, name, draft_tokens):
     session, other = sessions[name]
     plain = session.generate(PROMPT, 16, ignore_eos=True).token_ids
     text = [*PROMPT, *plain]
-    for draft in (lookup.Plugin(), Told(text), Told(text, 1), Told(text, 3), DraftModel(other, session.artifact)):
+    for draft in (lookup.Plugin(), Told(text), Told(text, 1), Told(text, 3), other):
         found = session.generate(PROMPT, 16, ignore_eos=True, draft=draft, draft_tokens=draft_tokens)
         assert found.token_ids == plain
         assert other.decoder.length <= len(text)
@@ -72,7 +72,7 @@ def test_drawn_tokens_are_those_without_drafts(sessions, sampling):
     session, other = sessions["relu"]
     plain = session.generate(PROMPT, 24, sampling=sampling, ignore_eos=True).token_ids
     text = [*PROMPT, *plain]
-    for draft in (lookup.Plugin(), Told(text, 3), DraftModel(other, session.artifact)):
+    for draft in (lookup.Plugin(), Told(text, 3), other):
         assert session.generate(PROMPT, 24, sampling=sampling, ignore_eos=True, draft=draft).token_ids == plain
 
 
@@ -225,7 +225,7 @@ def test_a_plan_without_a_draft_does_not_mention_it(drafting):
 def test_a_draft_proposes_at_most_what_is_asked_for(name):
     random = np.random.default_rng(0)
     ids = random.integers(0, 4, 60).tolist()
-    with load("coldpress.runtime.drafts", Draft, name).drafting(100) as propose:
+    with load("coldpress.runtime.drafts", Draft, name).drafting(100, Told(ids)) as propose:
         for length, count in zip(range(1, 60), itertools.cycle((1, 3, 8)), strict=False):
             found = propose(ids[:length], count)
             assert len(found) <= count
@@ -331,34 +331,8 @@ def test_how_many_drafts_a_pass_takes(sessions):
         refused(sessions["relu"][0], lookup.Plugin(), f"is {count}, expected 1 to 31", draft_tokens=count)
 
 
-def test_a_draft_of_another_vocabulary_is_refused(relu_artifact, tmp_path):
-    session = Session(relu_artifact.path)
-    small = build_artifact(tmp_path / "a", Recipe(spec=small_spec(num_hidden_layers=1, vocab_size=64)))
-    with pytest.raises(ColdpressError, match="has a vocabulary of 64 tokens, expected the 96 of 'test'"):
-        DraftModel(Session(small.path), session.artifact)
-    other = build_artifact(tmp_path / "b", Recipe(spec=small_spec(num_hidden_layers=1)))
-    (other.path / "tokenizer").mkdir()
-    (other.path / "tokenizer/tokenizer.json").write_text("{}")
-    change_manifest(other.path, lambda manifest: None, relist=True)
-    with pytest.raises(ColdpressError, match=re.escape("another tokenizer/tokenizer.json than 'test'")):
-        DraftModel(Session(other.path), session.artifact)
-
-
-def test_a_draft_with_a_shorter_context_is_refused(relu_artifact, tmp_path):
-    session = Session(relu_artifact.path)
+def test_a_draft_model_with_a_shorter_context_is_refused(relu_artifact, tmp_path):
     short = build_artifact(tmp_path / "a", Recipe(spec=small_spec(num_hidden_layers=1), context_length=12))
-    draft = DraftModel(Session(short.path), session.artifact)
-    refused(session, draft, "make 14 tokens, the draft's plan 'test' has a KV cache for 12", DoesNotFitError)
-    with draft.session.sequence(4), pytest.raises(ColdpressError, match="in use by another call"):
-        session.generate(PROMPT, 2, draft=draft)
-
-
-def test_a_draft_counts_in_the_budget(relu_artifact, topk_artifact):
-    draft, manifest = Session(topk_artifact.path), relu_artifact.manifest
-    plan = manifest.plans[0]
-    taken, least = draft.store.dram_used_bytes, fixed_bytes(manifest, plan)
-    assert beside_draft(manifest, draft, taken + least) == least
-    large = plan.model_copy(update={"dram_budget_bytes": taken + least + 1000})
-    assert beside_draft(manifest.model_copy(update={"plans": (large,)}), draft, None) == least + 1000
-    with pytest.raises(DoesNotFitError, match=f"the draft takes {taken} of {taken + least - 1} bytes of DRAM"):
-        beside_draft(manifest, draft, taken + least - 1)
+    draft = DraftModel(str(short.path), 96)
+    words = "make 14 tokens, the draft model's plan 'test' has a KV cache for 12"
+    refused(Session(relu_artifact.path), draft, words, DoesNotFitError)

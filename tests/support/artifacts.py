@@ -9,6 +9,7 @@ import gc
 import hashlib
 import json
 import os
+import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +23,7 @@ from coldpress.runtime import _native, plugins
 from coldpress.runtime.artifact.contents import model_tensors
 from coldpress.runtime.artifact.reader import open_artifact
 from coldpress.runtime.plan.bookkeeping import counted_bytes, row_buffer_bytes
+from coldpress.runtime.plan.budget import whole_bytes
 from coldpress.runtime.plan.kv_cache import kv_cache_bytes
 from coldpress.runtime.quantization import Format
 from coldpress.runtime.quantization._mixed import format_at
@@ -37,7 +39,15 @@ from coldpress.schemas.families import (
     used_share,
 )
 from coldpress.schemas.layout import KvCacheFormat, RowTable, Section, SelectorArray
-from coldpress.schemas.manifest import FLASH_FILE, MANIFEST_FILE, PREDICTORS_FILE, RESIDENT_FILE, TABLES_FILE, Manifest
+from coldpress.schemas.manifest import (
+    DRAFT_FOLDER,
+    FLASH_FILE,
+    MANIFEST_FILE,
+    PREDICTORS_FILE,
+    RESIDENT_FILE,
+    TABLES_FILE,
+    Manifest,
+)
 from coldpress.schemas.model import ModelSpec, features_of_model, matrices, rows_on_flash
 from tests.support.methods import families_of, kept
 from tests.support.shapes import small_device, small_spec
@@ -428,7 +438,7 @@ def _predictor_bytes(path: Path) -> int:
 
 def files_of(path: Path) -> list[dict[str, Any]]:
     """Returns the manifest's list of files, from the files in the folder."""
-    found = sorted(file for file in path.rglob("*") if file.is_file() and file.name != MANIFEST_FILE)
+    found = sorted(file for file in path.rglob("*") if file.is_file() and file != path / MANIFEST_FILE)
     return [
         {
             "path": file.relative_to(path).as_posix(),
@@ -489,3 +499,20 @@ def open_descriptors(path: Path, collect: bool = False) -> int:
         with contextlib.suppress(FileNotFoundError):  # the listing's, or one that a thread has just closed
             found += Path(os.readlink(f"/proc/self/fd/{descriptor}")).is_relative_to(path.resolve())
     return found
+
+
+def add_draft_model(path: Path, draft: Path, draft_tokens: int = 4, certainty: float = 0.0) -> int:
+    """Puts the artifact `draft` into the artifact `path` as its draft model, and DRAM for it into every plan; returns
+    its bytes."""
+    shutil.copytree(draft, path / DRAFT_FOLDER)
+    manifest = open_artifact(draft).manifest
+    needed = whole_bytes(manifest, manifest.plans[0])
+    own = {"draft": "model", "draft_tokens": draft_tokens, "draft_bytes": needed, "draft_certainty": certainty}
+
+    def change(changed: dict[str, Any]) -> None:
+        for plan in changed["plans"]:
+            plan.update(own, dram_budget_bytes=plan["dram_budget_bytes"] + needed)
+        changed["features"]["optional"] = sorted({*changed["features"]["optional"], "draft.model"})
+
+    change_manifest(path, change, relist=True)
+    return needed
