@@ -127,15 +127,15 @@ def routings_for(named: str, is_mixture: bool) -> tuple[str, ...]:
 
 
 def drafts_for(named: str | None) -> tuple[str, ...]:
-    """Returns the drafts that `plan` may choose: the one that the user named, or with `auto` all that propose tokens;
-    none without a name."""
+    """Returns the drafts that `plan` may choose: the one that the user named, or with `auto` all that propose tokens
+    without a draft model; none without a name."""
     if named is None:
         return ()
     if named != AUTO:
         return (named,)
     package = "coldpress.runtime.drafts"
     found = {name: plugins.load_class(package, Draft, name) for name in plugins.names(package)}
-    return tuple(name for name, draft in found.items() if draft.PROPOSES)
+    return tuple(name for name, draft in found.items() if draft.PROPOSES and not draft.NEEDS_MODEL)
 
 
 def own_cache_options(cache: str, options: Options) -> Options:

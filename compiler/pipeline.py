@@ -8,6 +8,7 @@ STAGES = (
     "relufy",
     "calibrate",
     "explore",
+    "draft",
     "allocate",
     "distill",
     "recalibrate",

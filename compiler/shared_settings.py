@@ -89,12 +89,13 @@ class DraftSetting(Record):
         Key(
             plugins="coldpress.runtime.drafts",
             auto=True,
-            default="`off`: drawn text repeats too little",
+            default="`auto` with draft_model, else `off`: drawn text repeats too little",
         ),
     ] = Field(
         default=None,
         description="what proposes next tokens of a single sequence, which the model checks in one pass; auto: the one "
-        "that pays by validation text and the device's law, where a run reads and every token uses every unit",
+        "that pays by validation text and the device's law, where a run reads and every token uses every unit; model: "
+        "the draft_model, whatever it brings",
     )
 
 

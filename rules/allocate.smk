@@ -4,8 +4,9 @@ rule allocate:
         corpus=f"{MODEL}/tokenize.json",
         activations=f"{MODEL}/calibrate.json",
         curves=CURVES,
+        drafter=DRAFTER,
         device=f"{DEVICE}/device.json",
-        arrays=arrays(DENSE, f"{MODEL}/tokenize.json", f"{MODEL}/calibrate.json", CURVES),
+        arrays=arrays(DENSE, f"{MODEL}/tokenize.json", f"{MODEL}/calibrate.json", CURVES, DRAFTER),
     output:
         record=f"{DEVICE}/allocate.json",
         arrays=directory(f"{DEVICE}/allocate"),

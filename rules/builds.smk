@@ -15,7 +15,7 @@ from coldpress.compiler.workflow.ending import Ending
 around_snakemake.start(workflow, settings.ROOT)
 BUILDS = checked(matrix.builds_of, config, workflow.is_main_process)
 checked(around_snakemake.work_in, workflow, [*BUILDS.values()])
-ENDING = Ending(workflow, BUILDS, Path(os.environ[around_snakemake.CALLED_FROM]), checked)
+ENDING = Ending(workflow, matrix.asked(BUILDS), Path(os.environ[around_snakemake.CALLED_FROM]), checked)
 TARGETS = []
 
 
@@ -41,7 +41,8 @@ for MODULE, BUILD, OWN, SHARED in matrix.modules(BUILDS):
             # fmt: on
         use rule * from MODULE exclude ingest, tokenize, relufy, calibrate, calibrate_shard, explore as OWN*
 
-    TARGETS += globals()[MODULE].TARGETS
+    if MODULE in matrix.asked(BUILDS):
+        TARGETS += globals()[MODULE].TARGETS
 
 
 around_snakemake.time_no_shared_rule(workflow)

@@ -32,6 +32,10 @@ GRAM = [f"{DEVICE}/gram.json"] if settings.needs_gram(CONFIG) else []
 # The plans: those whose routing is settled, or exact.
 PLANS = f"{DEVICE}/route.json" if settings.needs_routing(CONFIG) else f"{DEVICE}/plan.json"
 IMPORTANCE = [f"{DEVICE}/importance.json"] if CONFIG["imatrix"] else []
+# The build of the draft model, which only its artifact is taken from.
+DRAFT = f"{CONFIG.draft.model.name}/{CONFIG.draft.target}" if CONFIG.draft else None
+DRAFT_PACKAGE = [local(f"{DRAFT}/package.json")] if DRAFT else []
+DRAFTER = [f"{DEVICE}/draft.json"] if DRAFT else []
 EXPORT = [f"{DEVICE}/export.json"] if CONFIG["export"] else []
 # Files that this build, or an earlier one with another format, may have exported.
 EXPORTED = json.dumps([f"{BUILDS}/{DEVICE}/{name}" for name in ("export.json", *settings.exports(NAME))])

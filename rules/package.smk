@@ -14,6 +14,7 @@ rule package:
         quantized=per_chunk("quantize"),
         predictors=PREDICTORS,
         curves=CURVES,
+        draft_package=DRAFT_PACKAGE,
         arrays=arrays(
             SOURCE,
             f"{MODEL}/tokenize.json",

@@ -9,6 +9,7 @@ rule plan:
         predictors=PREDICTORS,
         activations=f"{DEVICE}/recalibrate.json",
         corpus=f"{MODEL}/tokenize.json",
+        drafter=DRAFTER,
         arrays=arrays(
             f"{DEVICE}/allocate.json",
             f"{DEVICE}/place.json",
@@ -16,6 +17,7 @@ rule plan:
             PREDICTORS,
             f"{DEVICE}/recalibrate.json",
             f"{MODEL}/tokenize.json",
+            DRAFTER,
         ),
     output:
         record=f"{DEVICE}/plan.json",

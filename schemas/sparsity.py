@@ -25,8 +25,10 @@ from coldpress.schemas.memory import Held
 from coldpress.schemas.model import ModelSpec
 
 
-class Budget(Record):
+class Budget(Extended):
     """DRAM in bytes, by use (schemas/memory.py); the parts sum to at most `dram_budget_bytes`."""
+
+    LATER = ("draft_bytes",)
 
     dram_budget_bytes: PositiveCount
     resident_bytes: Count
@@ -36,12 +38,14 @@ class Budget(Record):
     buffer_bytes: Count
     cache_bytes: Count
     """Pinned units and cache slots: the rest of the budget."""
+    draft_bytes: Count = 0
+    """The draft model; 0, which is left out of the file, without one."""
 
     @property
     def held(self) -> Held:
         """Returns all uses but units."""
         besides = self.resident_bytes, self.predictor_bytes, self.kv_cache_bytes, self.bookkeeping_bytes
-        return Held(*besides, self.buffer_bytes)
+        return Held(*besides, self.buffer_bytes, self.draft_bytes)
 
 
 class Densities(Record):

@@ -70,6 +70,8 @@ class Judged:
     """Reason for which the candidate cannot be built; None if it can."""
     needed_bytes: int | None = None
     """DRAM that a refused candidate needs before it caches any unit; None if that was not the reason."""
+    has_draft_model: bool = False
+    """True if a draft model in the same DRAM makes it faster."""
 
 
 Judge = Callable[[Candidate], Judged]

@@ -259,6 +259,10 @@ def time_no_shared_rule(workflow: Any) -> None:
             rule._benchmark = None
 
 
+OF_DRAFT_MODELS = ("drafter", "draft_package")
+"""Record parameters that follow from another build, which no trial has."""
+
+
 def inputs_of(rules: Any, targets: Sequence[str]) -> Inputs:
     """Returns stage -> record parameter -> the stage that writes the record, for all stages that the targets need. A
     record is named after its stage: <stage>.json, or <stage>/<chunk>.json."""
@@ -269,7 +273,7 @@ def inputs_of(rules: Any, targets: Sequence[str]) -> Inputs:
         if stage in found or stage not in STAGES:
             continue
         named = named_records(getattr(rules, stage).input)
-        writers = {name: _writer(files[0]) for name, files in named.items()}
+        writers = {name: _writer(files[0]) for name, files in named.items() if name not in OF_DRAFT_MODELS}
         found[stage] = {name: writer for name, writer in writers.items() if writer is not None}
         pending += found[stage].values()
     return {stage: found[stage] for stage in STAGES if stage in found}

@@ -54,6 +54,11 @@ class WorkflowKeys(Record):
     distill: Annotated[bool, Key()] = Field(
         default=False, description="whether the model is distilled; where leaving out units loses too much"
     )
+    draft_model: Annotated[str | None, Key(default="none")] = Field(
+        default=None,
+        description="a smaller model with the same tokenizer, as `model` names one, which drafts tokens that the model "
+        "checks: the same text in fewer passes over flash; it takes a part of dram_budget",
+    )
     calibration_shards: Annotated[int, Field(ge=1, le=MAX_SHARDS), Key()] = Field(
         default=1, description="jobs that calibration text is shared out to; several on a cluster"
     )
@@ -66,7 +71,7 @@ class WorkflowKeys(Record):
 MAX_VALUE_CHARS = 4096
 """Length limit of a value: Linux's longest path."""
 MAX_NUMBER_CHARS = 300
-NOT_IN_PROFILES = ("model", "revision", "locked", "device", "label", "build_dir")
+NOT_IN_PROFILES = ("model", "revision", "locked", "device", "label", "build_dir", "draft_model")
 
 
 @dataclass(frozen=True)

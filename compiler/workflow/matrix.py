@@ -25,6 +25,8 @@ from coldpress.schemas.errors import ColdpressError, clipped
 
 MATRIX, ONLY = "matrix", "only"
 """Keys of `--config`: the file, and the names of the builds to make, with commas between them."""
+DRAFT = "draft:"
+"""Begins the names of draft models' builds."""
 ALONE = "build"
 """Name of a build that is no part of a matrix."""
 SHARED = ("ingest", "tokenize", "relufy", "calibrate", "explore")
@@ -113,7 +115,7 @@ def builds_of(raw: Mapping[str, Any], ask: bool = True) -> dict[str, BuildConfig
     if MATRIX not in raw:
         if ONLY in raw:
             raise ColdpressError(f"{ONLY} names builds of a matrix, and there is none; add {MATRIX}=FILE")
-        return {ALONE: resolve(raw, ask=ask)}
+        return _with_drafts({ALONE: resolve(raw, ask=ask)})
     if others := sorted(raw.keys() - {MATRIX, ONLY}):
         raise ColdpressError(f"{others[0]} was given with {MATRIX}, whose file names models and keys; leave one out")
     found: dict[str, BuildConfig] = {}
@@ -122,8 +124,20 @@ def builds_of(raw: Mapping[str, Any], ask: bool = True) -> dict[str, BuildConfig
             found[cell.name] = resolve(cell.config, ask=ask)
         except ColdpressError as error:
             raise ColdpressError(f"{cell.name}: {error}") from error
+    found = _with_drafts(found)
     check_together(found)
     return found
+
+
+def _with_drafts(builds: Mapping[str, BuildConfig]) -> dict[str, BuildConfig]:
+    """Returns builds after those of their draft models, each once."""
+    drafts = {build.draft.target_folder: build.draft for build in builds.values() if build.draft is not None}
+    return {f"{DRAFT}{draft.model.name}/{draft.target}": draft for draft in drafts.values()} | dict(builds)
+
+
+def asked(builds: Mapping[str, BuildConfig]) -> dict[str, BuildConfig]:
+    """Returns the builds without those of draft models, which are parts of others."""
+    return {name: build for name, build in builds.items() if not name.startswith(DRAFT)}
 
 
 class Module(NamedTuple):

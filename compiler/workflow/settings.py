@@ -38,6 +38,7 @@ from coldpress.compiler.checkpoint.source_json import read_object
 from coldpress.compiler.checkpoint.tensors import MAX_CONFIG_BYTES
 from coldpress.compiler.checkpoint.weight_files import kind_of
 from coldpress.compiler.cost_model import stored_formats
+from coldpress.compiler.draft_passes import MODEL
 from coldpress.compiler.job import config_of
 from coldpress.compiler.llama_bench import llama_cpp_runs
 from coldpress.compiler.pipeline import STAGES
@@ -80,6 +81,8 @@ DEFAULT_CHUNKS = 4
 """Jobs per layer-wise stage. Does not depend on the cores: a cluster job parses the workflow again on another machine
 and must find the same chunks."""
 CONFIG_FILE = "config.json"
+DRAFT_FORMAT = "iq4_nl"
+"""The format of a draft model: rounding costs it few right guesses, and its bytes are DRAM that the model lacks."""
 RELUFY_OFF = "off"
 FILES = {"imatrix": "llama-imatrix", "llama_bench": "llama-bench"}
 """Keys that name a file -> what writes it."""
@@ -130,6 +133,8 @@ class BuildConfig:
     """Package -> the options given for its chosen plug-in."""
     pins: Mapping[str, str]
     """The commits of branches of the hub, for the lock file."""
+    draft: "BuildConfig | None" = None
+    """The build of the draft model."""
 
     def __getitem__(self, key: str) -> Any:
         return self.values[key]
@@ -240,6 +245,8 @@ def resolve(raw: Mapping[str, Any], known: ModelReference | None = None, *, ask:
     values["method"] = _method(values["method"], reference)
     named = {*said, *(profile.settings if profile else ())}
     values |= _left_open(values, named, reference)
+    if values["draft_model"] is not None and values["draft"] is None:
+        values["draft"] = AUTO
     _check_format(values["format"], reference)
     _check_cache(values["cache"])
     _check_routing(values, reference)
@@ -249,6 +256,7 @@ def resolve(raw: Mapping[str, Any], known: ModelReference | None = None, *, ask:
     read_options = _options(options, chosen)
     families_for(values["method"], read_options["coldpress.runtime.sparsity"], _smallest(reference))
     folder = Path(values["build_dir"]).resolve() / reference.name
+    draft = _draft_of(values, ask)
     values |= {key: os.path.relpath(file, folder.parent) for key, file in _named_files(values).items()}
     found = BuildConfig(
         model=reference,
@@ -258,9 +266,30 @@ def resolve(raw: Mapping[str, Any], known: ModelReference | None = None, *, ask:
         values=MappingProxyType(values),
         options=MappingProxyType(read_options),
         pins=MappingProxyType(pins.used),
+        draft=draft,
     )
     check_artifact_name(found.artifact.name)
     return found
+
+
+def _draft_of(values: Mapping[str, Any], ask: bool) -> BuildConfig | None:
+    """Returns the build of the draft model: dense, with all of its weights in DRAM, on the same text."""
+    named = values["draft_model"]
+    if named is None:
+        if values["draft"] == MODEL:
+            raise ColdpressError("draft=model needs a draft model, and there is none; give draft_model=NAME")
+        return None
+    if values["draft"] == NO_DRAFT:
+        raise ColdpressError(
+            f"draft_model={named} was asked for, and draft=off leaves it unused; leave one of them out"
+        )
+    shared = ("device", "build_dir", "locked", "context_length", *marked(config_of("tokenize")))
+    given = {name: values[name] for name in shared if values[name] is not None}
+    own = {"model": named, "label": f"draft-{values['context_length']}", "method": "dense", "format": DRAFT_FORMAT}
+    try:
+        return resolve({**given, **own, "dram_budget": "100%", "draft": NO_DRAFT}, ask=ask)
+    except ColdpressError as error:
+        raise ColdpressError(f"draft_model={named}: {error}") from error
 
 
 def _corpus(values: Mapping[str, Any], said: Mapping[str, Any], pins: Pins) -> dict[str, Any]:

@@ -19,7 +19,10 @@ from coldpress.compiler.stages.package import flash, hashing
 from coldpress.compiler.stages.package import mapped as _mapped
 from coldpress.compiler.stages.package.hashing import HashingFile
 from coldpress.compiler.stages.package.mapped import MappedArray
+from coldpress.runtime.artifact.integrity import verify_artifact
 from coldpress.runtime.artifact.reader import open_artifact
+from coldpress.runtime.generate.session import Session
+from coldpress.runtime.plan.budget import whole_bytes
 from coldpress.schemas.errors import ArtifactError, ColdpressError, DoesNotFitError
 from coldpress.schemas.manifest import FLASH_FILE, MANIFEST_FILE
 from tests.support.records import Build, contents
@@ -377,6 +380,26 @@ def test_the_manifest_names_by_content_what_the_artifact_was_made_from(tmp_path)
     assert inputs["weights"] == build.model.weights_sha256
     assert inputs["text"] == build.corpus.text_sha256
     assert set(inputs) == {*tokens, "weights", "text", "settings"}
+
+
+@pytest.mark.parametrize("drafts", [True, False])
+def test_a_draft_model_is_a_part_of_the_artifact_if_a_plan_needs_it(tmp_path, drafts):
+    small = Build(tmp_path / "small", method="dense", spec=tiny_spec(num_hidden_layers=2), budget_share=2.0)
+    build = Build(tmp_path / "model", method="dense", spec=tiny_spec(num_hidden_layers=11))
+    (plan,) = build.plans.plans
+    needed = whole_bytes(open_artifact(small.package().folder).manifest, small.plans.plans[0])
+    own = {"draft": "model", "draft_tokens": 2, "draft_bytes": needed}
+    own |= {"dram_budget_bytes": plan.dram_budget_bytes + needed}
+    plans = build.plans.model_copy(update={"plans": (plan.model_copy(update=own if drafts else {}),)})
+    written = build.package(plans=plans, draft_package=small.record)
+    listed = {entry.path: entry.sha256 for entry in open_artifact(written.folder).manifest.files}
+    inside = {path.removeprefix("draft/") for path in listed if path.startswith("draft/")}
+    assert inside == ({*contents(small.artifact)} if drafts else set())
+    if drafts:
+        assert {path: listed[f"draft/{path}"] for path in inside} == contents(small.artifact)
+        assert verify_artifact(open_artifact(written.folder)) < written.artifact_bytes
+        with Session(written.folder, plan=plans.plans[0]) as session:
+            assert any(token.drafted for token in session.generate([1, 2, 3], 8, ignore_eos=True).tokens)
 
 
 def test_tokenizer_licence_card_and_provenance(tmp_path):

@@ -13,6 +13,7 @@ from coldpress.runtime.plugins import load
 from coldpress.runtime.simulate import pass_seconds
 from coldpress.runtime.store.computing import FURTHER_SHARE
 from coldpress.schemas.corpus import Corpus, TokenBlocks
+from coldpress.schemas.drafter import Drafter
 from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.layout import placed_parts
 from tests.compiler.test_plan import check_layout, laid, records, whole_of, with_budget
@@ -97,6 +98,23 @@ def test_a_selector_that_sees_the_cache_refuses_a_named_draft(tmp_path):
     given = records(tmp_path, "dip_ca", num_hidden_layers=11)
     with pytest.raises(ColdpressError, match="draft=lookup was asked for, and dip_ca uses what is in DRAM"):
         laid(*given, draft="lookup")
+
+
+def test_the_dram_that_allocate_gives_to_a_draft_model_is_no_unit_s(reading, tmp_path):
+    """The plan drafts with it as often as its guesses on validation text pay."""
+    model, sparsity, *rest = reading
+    guesses = {"right": np.ones((4, 128), bool), "certainty": np.full((4, 128), 0.9, np.float32)}
+    arrays = save_arrays(tmp_path / "guesses.safetensors", guesses)
+    known = Drafter(name="small", dram_bytes=20_000, token_s=1e-9, num_tokens=512, arrays=arrays)
+    budget = sparsity.budget.model_copy(update={"draft_bytes": 20_000})
+    given = model, sparsity.model_copy(update={"budget": budget}), *rest
+    found, plain = laid(*given, drafter=known, draft="auto"), laid(*reading)
+    (plan,), (other,) = found.plans, plain.plans
+    assert (plan.draft, plan.draft_tokens, plan.draft_bytes, plan.draft_certainty) == ("model", 8, 20_000, 0.0)
+    assert plan.dram_budget_bytes == other.dram_budget_bytes
+    units = [sum(part.num_pinned + part.cache_slots for part in one.parts) for one in (plan, other)]
+    assert units[0] < units[1]
+    assert found.made.choices[0].reasons[-1].startswith("drafts of small, up to 8 a pass: ")
 
 
 def test_passes_are_those_of_a_run_that_is_followed_by_hand():

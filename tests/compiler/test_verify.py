@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from coldpress.compiler.activity.source_logits import SourceLogits
 from coldpress.compiler.block_statistics import perplexity, with_error
 from coldpress.compiler.checkpoint.tensors import read_role, rotary_inv_freq
 from coldpress.compiler.io import Workspace, load_arrays
@@ -31,7 +32,7 @@ from coldpress.compiler.stages.verify import (
 )
 from coldpress.compiler.stages.verify.decoded import ReadLengths, Replayed, adapting, decode
 from coldpress.compiler.stages.verify.dense import Compared, DenseComparison
-from coldpress.compiler.stages.verify.divergence import SourceComparison, SourceLogits
+from coldpress.compiler.stages.verify.divergence import SourceComparison
 from coldpress.runtime.artifact.reader import open_artifact
 from coldpress.runtime.generate.likelihood import sum_nll
 from coldpress.runtime.generate.session import Session

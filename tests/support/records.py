@@ -31,6 +31,7 @@ from coldpress.schemas.activations import Activations, FamilyStatistics, LayerSt
 from coldpress.schemas.base import ArrayFile
 from coldpress.schemas.corpus import Corpus
 from coldpress.schemas.device import DeviceProfile
+from coldpress.schemas.drafter import Drafter
 from coldpress.schemas.families import FormatName, HeadFormat, Method, num_units
 from coldpress.schemas.layout import Collapse, KvCacheFormat, Layout, Plan, Section
 from coldpress.schemas.manifest import FLASH_FILE, PREDICTORS_FILE, RESIDENT_FILE, TABLES_FILE, ArtifactFile, Manifest
@@ -447,13 +448,14 @@ def lay_out(
     order: Sequence[Order] = (),
     activations: Activations | None = None,
     corpus: Corpus = NO_TEXT,
+    drafter: Drafter | None = None,
     **config: Any,
 ) -> Laid:
     """Runs both stages; `config` are settings of `plan`, whose cache is that of `sparsity` unless given. Drafts are off
     unless given."""
     layout = layout_stage.run(layout_stage.LayoutConfig(), model, sparsity, device)
     given = {"cache": sparsity.cache, "draft": "off", **config}
-    records = model, sparsity, placement, layout, tuple(order), device, predictors, activations, corpus
+    records = model, sparsity, placement, layout, tuple(order), device, predictors, activations, corpus, drafter
     return Laid(layout, plan_stage.run(plan_stage.PlanConfig.model_validate(given), *records))
 
 

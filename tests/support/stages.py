@@ -2,7 +2,7 @@
 
 from coldpress.compiler.pipeline import STAGES
 
-OPTIONAL = frozenset({"importance", "relufy", "explore", "distill", "gram", "route", "export"})
+OPTIONAL = frozenset({"importance", "relufy", "explore", "draft", "distill", "gram", "route", "export"})
 """Stages that run only if a setting asks for them."""
 DEFAULT = tuple(stage for stage in STAGES if stage not in OPTIONAL)
 

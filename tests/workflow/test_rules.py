@@ -214,8 +214,9 @@ def test_every_rule_takes_the_records_of_its_stages(jobs: dict[str, list[Planned
 def test_without_distillation_or_predictors_there_are_no_such_records(workflow: Workflow, tmp_path: Path) -> None:
     found = planned(workflow, tmp_path, layers_per_job=2, method="relu")
     expected = expected_records("ingest.json", "ingest.json")
-    absent = (OPTIONAL - {"route"}) | {"calibrate_shard", "recalibrate_shard", "predict", "size"}
-    assert "route" not in found
+    others = {"route", "draft"}  # of builds with a routing or a draft model
+    absent = (OPTIONAL - others) | {"calibrate_shard", "recalibrate_shard", "predict", "size"}
+    assert not others & found.keys()
     for rule in absent:
         assert rule not in found
         del expected[rule]

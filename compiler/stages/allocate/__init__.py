@@ -22,6 +22,7 @@ from coldpress.compiler.checkpoint.shapes import why_shorter
 from coldpress.compiler.checkpoint.source_json import read_object
 from coldpress.compiler.checkpoint.tensors import MAX_CONFIG_BYTES
 from coldpress.compiler.cost_model import flash_bytes
+from coldpress.compiler.draft_passes import MODEL
 from coldpress.compiler.io import Workspace
 from coldpress.compiler.kept_codes import keeping, own_layers
 from coldpress.compiler.quality.needs import needs_of_passes
@@ -33,11 +34,12 @@ from coldpress.compiler.stages.allocate._division import (
     divided,
     method_of,
 )
+from coldpress.compiler.stages.allocate._drafts import Drafts, without
 from coldpress.compiler.stages.allocate._finalists import completed
 from coldpress.compiler.stages.allocate._ladder import with_ladder
 from coldpress.compiler.stages.allocate._quality import Floor
 from coldpress.compiler.stages.allocate._replay import Replays, setting_of
-from coldpress.compiler.stages.allocate._rules import ALLOCATION_TOKENS, Inputs
+from coldpress.compiler.stages.allocate._rules import ALLOCATION_TOKENS, UNIFORM, Inputs
 from coldpress.compiler.stages.allocate._searched import Searched, searched
 from coldpress.compiler.stages.allocate._task import Rule
 from coldpress.runtime.cache import CachePolicy
@@ -49,6 +51,7 @@ from coldpress.schemas.base import ArrayFile
 from coldpress.schemas.corpus import Corpus
 from coldpress.schemas.curves import Curves
 from coldpress.schemas.device import DeviceProfile
+from coldpress.schemas.drafter import Drafter
 from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.families import Formats, names_in
 from coldpress.schemas.model import Model
@@ -93,10 +96,12 @@ def run(
     corpus: Corpus | None = None,
     threads: int = 1,
     curves: Curves | None = None,
+    drafter: Drafter | None = None,
 ) -> Sparsity:
     """Divides the budgets; `auto` takes the best candidates that a search finds (compiler/search).
 
-    A corpus is needed where density_allocation measures losses, and curves where the method is open.
+    A corpus is needed where density_allocation measures losses, and curves where the method is open; with a draft model
+    every dense run is compared with one that it drafts for.
 
     Raises:
         ColdpressError: if a setting does not go with the model, the device or the other settings.
@@ -114,13 +119,15 @@ def run(
         )
     config, own = _with_own(config, model)
     budgets, found = tuple(asked_budgets_of(config, model, device).values()), None
-    inputs = Inputs(model, activations, device, work, corpus, threads, curves, len(budgets), caches_for(config.cache))
+    caches = caches_for(config.cache)
+    inputs = Inputs(model, activations, device, work, corpus, threads, curves, len(budgets), caches, drafter)
     if config.method == AUTO:
         found = completed(config, inputs, _floor(config, inputs), budgets)
         inputs = replace(inputs, curves=found)
         taken = choices(config, inputs, _floor(config, inputs), budgets)
     else:
-        taken = tuple(BudgetChoice(config.model_copy(update={"dram_budget": budget}), own) for budget in budgets)
+        each = (config.model_copy(update={"dram_budget": budget}) for budget in budgets)
+        taken = tuple(BudgetChoice(_with_draft(one, inputs, own), own) for one in each)
     largest, *smaller = _rungs(taken, inputs)
     sparsity = with_ladder(largest, smaller).model_copy(update={"curves": found})
     _log(sparsity, inputs)
@@ -136,6 +143,19 @@ def _with_own(config: AllocateConfig, model: Model) -> tuple[AllocateConfig, For
     if own is None or "fp16" in names_in(own):
         return config.model_copy(update={"format": DEFAULT_FORMAT}), None
     return config.model_copy(update={"format": coarsest(own)}), keeping(model, own)
+
+
+def _with_draft(config: AllocateConfig, inputs: Inputs, formats: Formats | None) -> AllocateConfig:
+    """Settles whether a given method runs with the draft model."""
+
+    def of(draft: str | None) -> Sparsity:
+        return divided(config.model_copy(update={"draft": draft, "density_allocation": UNIFORM}), inputs, None, formats)
+
+    if inputs.drafter is None:
+        return config
+    named, plain = config.draft, of(without(config.draft))
+    found = Drafts(named, inputs).of(plain, Replays(inputs).of(plain).token_s, of)
+    return config.model_copy(update={"draft": MODEL if found else without(named)})
 
 
 def _log(sparsity: Sparsity, inputs: Inputs) -> None:

@@ -74,7 +74,8 @@ def _choice(found: Searched) -> BudgetChoice:
     assert best is not None
     budget_bytes = judge.budget_bytes(best.candidate)
     LOG.info("allocate: auto takes %s in %s bytes: %s", best.candidate.method, budget_bytes, tried[0].reason)
-    return BudgetChoice(judge.config_of(best.candidate), best.candidate.format, tried, front_of(judge.judged))
+    config = judge.config_of(best.candidate, best.has_draft_model)
+    return BudgetChoice(config, best.candidate.format, tried, front_of(judge.judged))
 
 
 def _shared(alone: Sequence[Searched]) -> list[Searched]:

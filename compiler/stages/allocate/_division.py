@@ -6,6 +6,7 @@ from collections.abc import Collection
 from coldpress.compiler.candidates import AUTO, DEFAULT_FORMAT, caches_for, own_cache_options
 from coldpress.compiler.cost_model import all_read_units, kv_cache_bytes, resident_bytes, unit_bytes, weight_bytes
 from coldpress.compiler.dense_run import buffers_of
+from coldpress.compiler.draft_passes import MODEL
 from coldpress.compiler.kept_codes import keeping
 from coldpress.compiler.sections import Whole, bookkeeping_bytes, make_sections
 from coldpress.compiler.shared_settings import DEFAULT_CACHE
@@ -45,7 +46,8 @@ def divided(
         shares = {entry.family: entry.per_layer for entry in densities}
     resident = resident_bytes(model, tuple(shares), formats)
     kv_cache = kv_cache_bytes(spec, config.context_length, config.kv_cache_format)
-    free = dram_budget - resident - kv_cache - bookkeeping
+    draft = inputs.drafter.dram_bytes if inputs.drafter and config.draft == MODEL else 0
+    free = dram_budget - resident - kv_cache - bookkeeping - draft
     sizes = predictor_sizes(config, model, shares, free)
     predictors = sizes.expected_bytes
     cache = DEFAULT_CACHE if config.cache == AUTO else config.cache
@@ -67,6 +69,7 @@ def divided(
             bookkeeping_bytes=bookkeeping,
             buffer_bytes=0,
             cache_bytes=0,
+            draft_bytes=draft,
         ),
         cache=cache,
         cache_options=own_cache_options(cache, config.cache_options) if config.cache == AUTO else config.cache_options,

@@ -16,11 +16,13 @@ from coldpress.compiler.candidates import (
     with_attention,
 )
 from coldpress.compiler.cost_model import flash_bytes, llm_sparsity, weight_bytes
+from coldpress.compiler.draft_passes import MODEL
 from coldpress.compiler.kept_codes import keeping
 from coldpress.compiler.search import Candidate, Judged, Space
 from coldpress.compiler.seconds import Token
 from coldpress.compiler.stages.allocate._config import AllocateConfig
 from coldpress.compiler.stages.allocate._division import asked_budgets_of, divided
+from coldpress.compiler.stages.allocate._drafts import Drafts, without
 from coldpress.compiler.stages.allocate._quality import Floor
 from coldpress.compiler.stages.allocate._replay import Replays
 from coldpress.compiler.stages.allocate._rules import UNIFORM, Inputs
@@ -45,6 +47,7 @@ class BudgetJudge:
         """If the budget is a share, each candidate has this share of what its own formats take."""
         self._config, self._inputs, self._floor, self._replays = config, inputs, floor, replays
         self._known: dict[Candidate, Judged] = {}
+        self._drafts = Drafts(config.draft, inputs)
         self.refusals: dict[Method, ColdpressError] = {}
         """Selectors without any candidate, with the reason."""
 
@@ -111,8 +114,9 @@ class BudgetJudge:
                 self._refuse(candidate.method, error)
         return self._known[candidate]
 
-    def config_of(self, candidate: Candidate) -> AllocateConfig:
+    def config_of(self, candidate: Candidate, has_draft_model: bool = False) -> AllocateConfig:
         config = self._config
+        draft = MODEL if has_draft_model else without(config.draft)
         options = self._with_attention if candidate.streams_attention else None
         return config.model_copy(
             update={
@@ -123,6 +127,7 @@ class BudgetJudge:
                 "cache": candidate.cache,
                 "kv_cache": candidate.kv_cache,
                 "cache_options": own_cache_options(candidate.cache, config.cache_options),
+                "draft": draft,
             }
         )
 
@@ -198,9 +203,9 @@ class BudgetJudge:
         division = self._divided(Candidate(method, format_name, DENSITIES[0], cache, self.kv_caches[0]))
         return _held(division, self._inputs)
 
-    def _divided(self, candidate: Candidate) -> Sparsity:
+    def _divided(self, candidate: Candidate, has_draft_model: bool = False) -> Sparsity:
         """Divides the budget with the same density in all layers: the rule runs for the chosen candidate alone."""
-        config = self.config_of(candidate).model_copy(update={"density_allocation": UNIFORM})
+        config = self.config_of(candidate, has_draft_model).model_copy(update={"density_allocation": UNIFORM})
         return divided(config, self._inputs, formats=candidate.format)
 
     def tokens(self, candidate: Candidate) -> tuple[Sparsity, list[Token]]:
@@ -212,6 +217,9 @@ class BudgetJudge:
         self._check_attention(candidate)
         division = self._divided(candidate)
         token_s, hit_rate = self._replays.of(division, candidate.routing)
+        drafting = self._drafts.of(division, token_s, lambda draft: self._divided(candidate, draft == MODEL))
+        if drafting is not None:
+            division, token_s = drafting.division, drafting.drafted.token_s
         density, held = division.mlp_density(self._inputs.model.spec), _held(division, self._inputs)
         budget = division.budget
         units = flash_bytes(division.families, self._inputs.model.spec, division.formats)
@@ -228,6 +236,7 @@ class BudgetJudge:
             density,
             is_whole and candidate.routing is None,
             whole,
+            has_draft_model=drafting is not None,
         )
 
     def _check_attention(self, candidate: Candidate) -> None:

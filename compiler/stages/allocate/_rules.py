@@ -25,6 +25,7 @@ from coldpress.schemas.config import Key as ConfigKey
 from coldpress.schemas.corpus import Corpus
 from coldpress.schemas.curves import Curves
 from coldpress.schemas.device import DeviceProfile
+from coldpress.schemas.drafter import Drafter
 from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.families import Formats, layers_of, mlp_shares, num_units, used_share
 from coldpress.schemas.layout import CacheName
@@ -64,6 +65,8 @@ class Inputs:
     """Plans of the artifact: its tables have the selector's arrays of each."""
     caches: tuple[CacheName, ...] = ()
     """Cache policies that the plans may get; empty: the one that is asked for."""
+    drafter: Drafter | None = None
+    """None for a build without a draft model."""
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from pydantic import Field
 
 from coldpress.compiler.cost_model import unit_bytes
 from coldpress.compiler.provenance import provenance
-from coldpress.compiler.publishing import point, publishing
+from coldpress.compiler.publishing import point, publishing, standing
 from coldpress.compiler.stages.package.documents import Inputs, input_digests, write_documents
 from coldpress.compiler.stages.package.flash import PageChecksums, write_flash
 from coldpress.compiler.stages.package.hashing import Written
@@ -40,6 +40,7 @@ from coldpress.schemas.errors import DoesNotFitError
 from coldpress.schemas.families import slices
 from coldpress.schemas.layout import Layout
 from coldpress.schemas.manifest import (
+    DRAFT_FOLDER,
     FLASH_FILE,
     FORMAT_MAJOR,
     FORMAT_MINOR,
@@ -72,6 +73,8 @@ if TYPE_CHECKING:
 
 SLACK_BYTES = 64 << 20
 """Room for tokenizer, documents, tables and the file system's own structures in the check before writing."""
+COPIED_BYTES = 8 << 20
+"""Bytes of a draft model's file that are in memory at a time."""
 
 
 class PackageConfig(Record):
@@ -93,6 +96,7 @@ def run(
     quantized: tuple[Quantized, ...],
     predictors: Predictors | None,
     curves: Curves | None = None,
+    draft_package: Package | None = None,
 ) -> Package:
     """Writes the artifact; replaces an existing one, and leaves it untouched if anything fails.
 
@@ -116,11 +120,13 @@ def run(
     )
     target = Path(config.artifact).absolute()
     plan = plans.largest_plan
+    drafted = draft_package if any(one.draft_bytes for one in plans.plans) else None
     needed_bytes = layout.flash_bytes + plan.resident_bytes + plan.predictor_bytes + SLACK_BYTES
+    needed_bytes += drafted.artifact_bytes if drafted else 0
     _check_room(target, needed_bytes)
     try:
         with publishing(target) as folder:
-            package = _write(folder, target, inputs)
+            package = _write(folder, target, inputs, standing(drafted) if drafted else None)
             open_artifact(folder)
         point(target, target)
     except OSError as error:
@@ -156,7 +162,7 @@ def _check_room(target: Path, needed_bytes: int) -> None:
         )
 
 
-def _write(folder: Path, target: Path, inputs: Inputs) -> Package:
+def _write(folder: Path, target: Path, inputs: Inputs, draft: Path | None) -> Package:
     written = Written(folder)
     orders = join_orders(inputs.order)
     page_crc32c = PageChecksums(inputs.layout.page_bytes)
@@ -170,6 +176,9 @@ def _write(folder: Path, target: Path, inputs: Inputs) -> Package:
             inputs.layout, inputs.plans, orders, inputs.placement, inputs.sparsity, page_crc32c.values
         )
         write_tensors(file, tables)
+    if draft is not None:
+        for file in sorted(path for path in draft.rglob("*") if path.is_file()):
+            _copy(file, written, f"{DRAFT_FOLDER}/{file.relative_to(draft).as_posix()}")
     digests = input_digests(inputs)
     write_documents(written, inputs, digests)
     manifest = seal(make_manifest(inputs, written, digests).to_json()).encode()
@@ -184,6 +193,12 @@ def _write(folder: Path, target: Path, inputs: Inputs) -> Package:
         predictor_bytes=plan.predictor_bytes,
         provenance=provenance(),
     )
+
+
+def _copy(file: Path, written: Written, name: str) -> None:
+    with open(file, "rb") as source, written.new(name) as copy:
+        while block := source.read(COPIED_BYTES):
+            copy.write(block)
 
 
 def _write_tensors(written: Written, inputs: Inputs) -> None:

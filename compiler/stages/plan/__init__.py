@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import Field
 
 from coldpress.compiler.candidates import AUTO, caches_for
+from coldpress.compiler.draft_passes import MODEL
 from coldpress.compiler.io import load_arrays
 from coldpress.compiler.shared_settings import CacheSetting, DraftSetting, PinnedShareSetting
 from coldpress.compiler.stages.plan import drafting, preloading
@@ -37,6 +38,7 @@ from coldpress.schemas.activations import Activations
 from coldpress.schemas.config import Key
 from coldpress.schemas.corpus import Corpus
 from coldpress.schemas.device import DeviceProfile, Flash
+from coldpress.schemas.drafter import Drafter
 from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.layout import Collapse, Layout, Plan
 from coldpress.schemas.model import Model
@@ -85,6 +87,7 @@ def run(
     predictors: Predictors | None,
     activations: Activations | None,
     corpus: Corpus,
+    drafter: Drafter | None = None,
 ) -> Plans:
     """Returns one plan for each budget that `allocate` divided, the largest first.
 
@@ -98,7 +101,7 @@ def run(
     plans: list[Plan] = []
     choices: list[PlanChoice] = []
     for division in _divisions(config, known, sparsity.rungs, placement, predictors):
-        plan, choice = _settled(config, division, known, order, corpus)
+        plan, choice = _settled(config, division, known, order, corpus, drafter)
         plans.append(plan)
         choices.append(choice)
         for reason in choice.reasons:
@@ -142,7 +145,12 @@ def _divisions(
 
 
 def _settled(
-    config: PlanConfig, division: Division, known: Known, order: tuple[Order, ...], corpus: Corpus
+    config: PlanConfig,
+    division: Division,
+    known: Known,
+    order: tuple[Order, ...],
+    corpus: Corpus,
+    drafter: Drafter | None,
 ) -> tuple[Plan, PlanChoice]:
     sparsity = division.sparsity
     start = Settings(
@@ -165,7 +173,13 @@ def _settled(
     elif (curve := known.activations and known.activations.experts) is not None:
         badly = experts.warning(curve, plan, known.model.spec, known.sections)
         found.reasons += [badly] if badly else []
-    if config.draft not in (None, NO_DRAFT):
+    if plan.draft_bytes:
+        assert drafter is not None
+        plan, why = drafting.with_draft_model(known.setting(plan), drafter)
+        found.reasons.append(why)
+    elif config.draft == MODEL:
+        found.reasons.append("no draft model: the whole model fits in DRAM, or a token leaves out units")
+    elif config.draft not in (None, NO_DRAFT):
         plan, why = drafting.with_draft(
             config.draft, known.setting(plan), lambda: load_arrays(corpus.split("validation").arrays)["tokens"]
         )

@@ -60,6 +60,7 @@ def fixed_bytes(
         bookkeeping=bookkeeping_bytes(
             model.spec, sections, sparsity.format, sparsity.method, caches, page_bytes, num_plans
         ),
+        draft=sparsity.budget.draft_bytes,
     )
 
 
@@ -167,6 +168,7 @@ class Division:
             collapse_gap_bytes=settings.gap_bytes,
             collapse="static" if uses_read_units(sparsity) else self.collapse,
             queue_depth=self.device.flash.queue_depth.value,
+            draft_bytes=self.fixed.draft,
             parts=tuple(
                 PartPlan(
                     layer=layer, family=family, density=claim.density, num_pinned=claim.num_pinned, cache_slots=count

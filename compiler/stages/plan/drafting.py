@@ -17,6 +17,8 @@ from typing import NamedTuple
 import numpy as np
 
 from coldpress.compiler.candidates import AUTO, drafts_for
+from coldpress.compiler.draft_passes import COUNTS as MODEL_COUNTS
+from coldpress.compiler.draft_passes import MODEL, best_drafts
 from coldpress.compiler.seconds import Setting
 from coldpress.compiler.stages.plan._search import WORTH
 from coldpress.runtime.drafts import DRAFT_TOKENS, Draft
@@ -24,6 +26,7 @@ from coldpress.runtime.plan.budget import holds_everything
 from coldpress.runtime.plugins import load
 from coldpress.runtime.simulate import pass_seconds
 from coldpress.runtime.sparsity import sees_others
+from coldpress.schemas.drafter import Drafter
 from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.layout import Plan
 
@@ -61,6 +64,13 @@ class Gain(NamedTuple):
             f"drafts of {self.draft}, up to {self.draft_tokens} a pass: {self.speed:.3f}{spread} times as fast on "
             f"validation text{known}, {self.tokens_per_pass:.2f} tokens and {self.drafts_per_pass:.2f} drafts a pass"
         )
+
+
+def with_draft_model(setting: Setting, drafter: Drafter) -> tuple[Plan, str]:
+    """Returns the setting's plan with the draft model that `allocate` has divided the budget for, and the reason."""
+    best = best_drafts(drafter, pass_seconds(setting.artifact, setting.plan, 1 + MODEL_COUNTS[-1]))
+    drafts = {"draft": MODEL, "draft_tokens": best.draft_tokens, "draft_certainty": best.certainty}
+    return setting.plan.model_copy(update=drafts), best.in_words(drafter.name)
 
 
 def with_draft(named: str, setting: Setting, blocks: Callable[[], np.ndarray]) -> tuple[Plan, str]:

@@ -1,0 +1,66 @@
+"""Compares a dense run that a draft model drafts for with one without drafts, in the same DRAM."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import NamedTuple
+
+from coldpress.compiler.candidates import AUTO
+from coldpress.compiler.cost_model import flash_bytes
+from coldpress.compiler.draft_passes import COUNTS, MODEL, Drafted, best_drafts
+from coldpress.compiler.search import MARGIN
+from coldpress.compiler.stages.allocate._replay import Replays
+from coldpress.compiler.stages.allocate._rules import Inputs
+from coldpress.runtime.drafts import NO_DRAFT
+from coldpress.runtime.plugins import load
+from coldpress.runtime.sparsity import Selector
+from coldpress.runtime.store.computing import in_pass
+from coldpress.schemas.errors import DoesNotFitError
+from coldpress.schemas.model import ModelSpec
+from coldpress.schemas.sparsity import Sparsity
+
+
+class WithDrafts(NamedTuple):
+    division: Sparsity
+    drafted: Drafted
+
+
+class Drafts:
+    def __init__(self, named: str | None, inputs: Inputs) -> None:
+        """`named` is the key `draft`. Without a draft model in `inputs`, no run has drafts of one."""
+        self._named, self._inputs = named, inputs
+        self._replays: Mapping[int, Replays] = {
+            count: Replays(replace(inputs, device=in_pass(inputs.device, count)))
+            for count in range(1, 2 + COUNTS[-1] if inputs.drafter else 1)
+        }
+
+    def of(self, plain: Sparsity, token_s: float, divided: Callable[[str], Sparsity]) -> WithDrafts | None:
+        """Returns a division of the budget with the draft model, if it is asked for or clearly faster.
+
+        Args:
+            plain: The division without it, whose tokens take `token_s` seconds.
+            divided: Divides the same budget with a value of the key `draft`.
+        """
+        drafter = self._inputs.drafter
+        if drafter is None or self._named not in (AUTO, MODEL) or not may_draft(plain, self._inputs.model.spec):
+            return None
+        try:
+            division = divided(MODEL)
+        except DoesNotFitError:
+            if self._named == MODEL:
+                raise
+            return None
+        found = best_drafts(drafter, [replays.of(division).token_s for replays in self._replays.values()])
+        pays = found.most_s <= (1 - MARGIN) * token_s
+        return WithDrafts(division, found) if pays or self._named == MODEL else None
+
+
+def may_draft(plain: Sparsity, spec: ModelSpec) -> bool:
+    """Returns whether drafts may save reads: a dense run uses every unit, and does not hold all of them."""
+    budget = plain.budget
+    is_whole = load("coldpress.runtime.sparsity", Selector, plain.method).is_whole and not spec.is_mixture
+    return is_whole and flash_bytes(plain.families, spec, plain.formats) > budget.cache_bytes + budget.buffer_bytes
+
+
+def without(named: str | None) -> str | None:
+    """Returns the key `draft` for a division without the draft model."""
+    return NO_DRAFT if named in (AUTO, MODEL) else named
