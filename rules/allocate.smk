@@ -21,7 +21,7 @@ rule allocate:
         runtime=runtime("allocate"),
     params:
         code=commands.code(CONFIG, "allocate"),
-        settings=commands.settings(CONFIG, "allocate"),
+        settings=commands.settings(CONFIG, "allocate", head_as_layers=CONFIG.is_draft or None),
         records=commands.records,
     shell:
         commands.job("allocate")

@@ -58,6 +58,9 @@ class Stats:
     """Prefills and decoding together."""
     decode_tokens_per_s: float
     """New tokens per second of decoding, without each prompt's first, which comes from the prefill; 0 without any."""
+    drafted_tokens: int
+    accepted_tokens: int
+    """Drafts that the model checked, and those that were right; 0 where a plan has none."""
     read_bytes: int
     """Bytes read from flash, prefills included."""
     hits: int
@@ -126,6 +129,8 @@ class Model:
             new_tokens=totals.new_tokens,
             seconds=totals.prefill_s + totals.decode_s,
             decode_tokens_per_s=totals.decoded / totals.decode_s if totals.decode_s else 0.0,
+            drafted_tokens=totals.drafted,
+            accepted_tokens=totals.accepted,
             read_bytes=totals.read_bytes,
             hits=totals.hits,
             misses=totals.misses,

@@ -13,7 +13,7 @@ class Drafter(Record):
     name: str
     """The draft model's."""
     dram_bytes: PositiveCount
-    """DRAM in which it holds all of its weights, with the KV cache."""
+    """DRAM in which it holds all of its units, with the KV cache; rows of embeddings are read."""
     token_s: float = Field(gt=0)
     """Modelled seconds of one of its tokens on the device."""
     num_tokens: PositiveCount

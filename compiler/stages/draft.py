@@ -19,8 +19,9 @@ from coldpress.compiler.checkpoint.private import private_folder
 from coldpress.compiler.io import Workspace, load_arrays
 from coldpress.compiler.publishing import standing
 from coldpress.compiler.steps import Steps
+from coldpress.runtime.artifact.reader import open_artifact
 from coldpress.runtime.generate.session import Session
-from coldpress.runtime.plan.budget import holds_everything, whole_bytes
+from coldpress.runtime.plan.budget import holds_everything, units_whole_bytes
 from coldpress.runtime.simulate import pass_seconds
 from coldpress.runtime.text.tokenizer import TOKENIZER_FILE
 from coldpress.schemas.base import PositiveCount, Record
@@ -66,8 +67,10 @@ def run(
     _check_same_tokens(model, corpus, draft_corpus, folder)
     blocks = load_arrays(corpus.split("validation").arrays, "tokens")["tokens"]
     blocks = blocks[: max(2, config.draft_validation_tokens // blocks.shape[1])]
-    with Session(folder) as session:
-        manifest, plan = session.artifact.manifest, session.plan
+    manifest = open_artifact(folder).manifest
+    dram_bytes = units_whole_bytes(manifest, manifest.plans[0])
+    with Session(folder, dram_budget_bytes=dram_bytes) as session:
+        plan = session.plan
         blocks = blocks[:, : plan.context_length]
         guesses, certainty = _guesses(session, blocks, model.spec.vocab_size)
     assert holds_everything(plan, manifest.flash.sections), "a draft model is built with all of its weights in DRAM"
@@ -76,7 +79,7 @@ def run(
     LOG.info("draft: %.3f of %d tokens are guessed by %s", right.mean(), right.size, manifest.source.name)
     return Drafter(
         name=manifest.source.name,
-        dram_bytes=whole_bytes(manifest, plan),
+        dram_bytes=dram_bytes,
         token_s=pass_seconds(session.artifact, plan, 1)[0],
         num_tokens=right.size,
         arrays=work.once("guesses", lambda: {"right": right, "certainty": certainty}),

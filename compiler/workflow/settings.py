@@ -10,7 +10,7 @@ import os
 import re
 import shlex
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -135,6 +135,8 @@ class BuildConfig:
     """The commits of branches of the hub, for the lock file."""
     draft: "BuildConfig | None" = None
     """The build of the draft model."""
+    is_draft: bool = False
+    """True for the build of a draft model."""
 
     def __getitem__(self, key: str) -> Any:
         return self.values[key]
@@ -287,9 +289,10 @@ def _draft_of(values: Mapping[str, Any], ask: bool) -> BuildConfig | None:
     given = {name: values[name] for name in shared if values[name] is not None}
     own = {"model": named, "label": f"draft-{values['context_length']}", "method": "dense", "format": DRAFT_FORMAT}
     try:
-        return resolve({**given, **own, "dram_budget": "100%", "draft": NO_DRAFT}, ask=ask)
+        found = resolve({**given, **own, "dram_budget": "100%", "draft": NO_DRAFT}, ask=ask)
     except ColdpressError as error:
         raise ColdpressError(f"draft_model={named}: {error}") from error
+    return replace(found, is_draft=True)
 
 
 def _corpus(values: Mapping[str, Any], said: Mapping[str, Any], pins: Pins) -> dict[str, Any]:

@@ -128,6 +128,9 @@ class Totals:
     prefills: int = 0
     passes: int = 0
     """Passes that decoded tokens."""
+    drafted: int = 0
+    accepted: int = 0
+    """Drafts, and those that were right."""
     prefill_s: float = 0.0
     decode_s: float = 0.0
     flash_s: float = 0.0
@@ -153,6 +156,8 @@ class Totals:
             self.prompt_tokens += num_prompt
             self.prefills += token.leads
             self.prefill_s += token.seconds
+        self.drafted += token.drafted
+        self.accepted += token.accepted
         self.flash_s += token.flash_s
         self.reads += token.reads
         self.read_bytes += token.read_bytes

@@ -40,7 +40,7 @@ def fixed_bytes(manifest: Manifest, plan: Plan) -> int:
 def least_budget_bytes(manifest: Manifest, plan: Plan) -> int:
     """Returns the smallest budget that `refit` can divide for a plan. It is the smaller of two: buffers and no unit in
     DRAM, or all units in DRAM and no buffers."""
-    return min(_unread(manifest, plan).num_bytes + _reading_bytes(plan), _units_whole_bytes(manifest, plan))
+    return min(_unread(manifest, plan).num_bytes + _reading_bytes(plan), units_whole_bytes(manifest, plan))
 
 
 def used_bytes(manifest: Manifest, plan: Plan) -> int:
@@ -53,7 +53,13 @@ def used_bytes(manifest: Manifest, plan: Plan) -> int:
 
 def whole_bytes(manifest: Manifest, plan: Plan) -> int:
     """Returns the DRAM with which a plan holds every unit and every table, and reads nothing."""
-    return _units_whole_bytes(manifest, plan) + table_bytes(manifest)
+    return units_whole_bytes(manifest, plan) + table_bytes(manifest)
+
+
+def units_whole_bytes(manifest: Manifest, plan: Plan) -> int:
+    """Returns the DRAM with which a plan holds every unit, and no table; a draft model is then of no use."""
+    units = (section.num_units * section.unit_bytes for _, section in placed_parts(plan, manifest.flash.sections))
+    return _unread(manifest, without_draft(plan)).num_bytes + sum(units)
 
 
 def table_bytes(manifest: Manifest) -> int:
@@ -102,7 +108,7 @@ def choose_plan(manifest: Manifest, dram_budget_bytes: int | None = None, plans:
     by_size = by_budget(manifest.plans if plans is None else plans)
     if dram_budget_bytes is None:
         plan = by_size[-1]
-        fits = _units_whole_bytes(manifest, plan) <= plan.dram_budget_bytes
+        fits = units_whole_bytes(manifest, plan) <= plan.dram_budget_bytes
         return refit(manifest, plan, plan.dram_budget_bytes) if fits else plan
     fitting = [plan for plan in by_size if plan.dram_budget_bytes <= dram_budget_bytes]
     return refit(manifest, fitting[-1] if fitting else by_size[0], dram_budget_bytes)
@@ -118,7 +124,7 @@ def refit(manifest: Manifest, plan: Plan, dram_budget_bytes: int) -> Plan:
     Raises:
         OverBudgetError: if the fixed part does not fit.
     """
-    if _units_whole_bytes(manifest, plan) <= dram_budget_bytes:
+    if units_whole_bytes(manifest, plan) <= dram_budget_bytes:
         plan = without_draft(plan)
     claims = _claims(manifest, plan)
     held = _unread(manifest, plan)
@@ -189,12 +195,6 @@ def _unread(manifest: Manifest, plan: Plan) -> Held:
     """Returns the uses besides units and buffers."""
     besides = plan.resident_bytes, plan.predictor_bytes, plan.kv_cache_bytes, bookkeeping_bytes(manifest)
     return Held(*besides, draft=plan.draft_bytes)
-
-
-def _units_whole_bytes(manifest: Manifest, plan: Plan) -> int:
-    """Returns the DRAM that holds every unit, so that a draft model is of no use."""
-    units = (section.num_units * section.unit_bytes for _, section in placed_parts(plan, manifest.flash.sections))
-    return _unread(manifest, without_draft(plan)).num_bytes + sum(units)
 
 
 def _reading_bytes(plan: Plan) -> int:

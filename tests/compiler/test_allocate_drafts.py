@@ -87,3 +87,13 @@ def test_a_budget_that_cannot_hold_it_is_refused_if_it_is_asked_for():
 def test_the_search_counts_what_drafts_save():
     taken, plain = allocated(drafter(), "auto").tried[0], allocated(None, "auto").tried[0]
     assert taken.token_s < 0.5 * plain.token_s
+
+
+def test_a_draft_model_s_head_has_the_format_of_its_layers():
+    """It is half of a small model, and its tokens are checked."""
+    found, usual = (allocated(None, draft="off", budget="100%", head_as_layers=own) for own in (True, False))
+    assert (found.head.format, usual.head) == ("int8_group32", None)
+    small = allocated(None, draft="off", budget="100%", format="iq4_nl", head_as_layers=True)
+    plain = allocated(None, draft="off", budget="100%", format="iq4_nl")
+    assert small.head.format == "iq4_nl"
+    assert small.budget.resident_bytes < plain.budget.resident_bytes

@@ -11,7 +11,7 @@ from coldpress.compiler.io import Workspace, load_arrays
 from coldpress.compiler.stages import draft
 from coldpress.compiler.stages.draft import DraftConfig, run
 from coldpress.runtime.artifact.reader import open_artifact
-from coldpress.runtime.plan.budget import whole_bytes
+from coldpress.runtime.plan.budget import units_whole_bytes
 from coldpress.runtime.simulate import pass_seconds
 from coldpress.schemas.errors import ColdpressError
 from tests.support.hf import load_hf
@@ -66,7 +66,7 @@ def test_the_record_says_what_a_guess_costs(builds, tmp_path):
     model, small, _ = builds
     found, artifact = drafted(model, small, tmp_path), open_artifact(small.artifact)
     plan = artifact.manifest.plans[0]
-    assert found.dram_bytes == whole_bytes(artifact.manifest, plan)
+    assert found.dram_bytes == units_whole_bytes(artifact.manifest, plan)
     assert found.token_s == pass_seconds(artifact, plan, 1)[0] > 0
 
 

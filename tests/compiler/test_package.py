@@ -22,7 +22,7 @@ from coldpress.compiler.stages.package.mapped import MappedArray
 from coldpress.runtime.artifact.integrity import verify_artifact
 from coldpress.runtime.artifact.reader import open_artifact
 from coldpress.runtime.generate.session import Session
-from coldpress.runtime.plan.budget import whole_bytes
+from coldpress.runtime.plan.budget import units_whole_bytes
 from coldpress.schemas.errors import ArtifactError, ColdpressError, DoesNotFitError
 from coldpress.schemas.manifest import FLASH_FILE, MANIFEST_FILE
 from tests.support.records import Build, contents
@@ -387,7 +387,7 @@ def test_a_draft_model_is_a_part_of_the_artifact_if_a_plan_needs_it(tmp_path, dr
     small = Build(tmp_path / "small", method="dense", spec=tiny_spec(num_hidden_layers=2), budget_share=2.0)
     build = Build(tmp_path / "model", method="dense", spec=tiny_spec(num_hidden_layers=11))
     (plan,) = build.plans.plans
-    needed = whole_bytes(open_artifact(small.package().folder).manifest, small.plans.plans[0])
+    needed = units_whole_bytes(open_artifact(small.package().folder).manifest, small.plans.plans[0])
     own = {"draft": "model", "draft_tokens": 2, "draft_bytes": needed}
     own |= {"dram_budget_bytes": plan.dram_budget_bytes + needed}
     plans = build.plans.model_copy(update={"plans": (plan.model_copy(update=own if drafts else {}),)})

@@ -14,6 +14,7 @@ from coldpress.runtime.generate.draft_model import DraftModel
 from coldpress.runtime.generate.sampling import Sampling
 from coldpress.runtime.generate.session import Session
 from coldpress.runtime.generate.statistics import drafted
+from coldpress.runtime.model import Model
 from coldpress.runtime.plan.budget import refit, used_bytes, whole_bytes
 from coldpress.runtime.plugins import load
 from coldpress.schemas.errors import ColdpressError
@@ -135,6 +136,17 @@ def test_a_change_of_budget_during_a_run_frees_the_draft_model(artifacts):
         assert session._draft_model is None
     assert tuple(token.id for token in (*before, *after)) == expected
     assert any(token.drafted for token in before)
+
+
+def test_python_tells_how_many_drafts_were_right(artifacts):
+    with Model(artifacts["other"][0]) as model:
+        assert (model.stats.drafted_tokens, model.stats.accepted_tokens) == (0, 0)
+        model.generate(PROMPT, 16)
+        drafts = model.stats
+    with Session(artifacts["other"][0]) as session:
+        found = drafted(session.generate(PROMPT, 16).tokens[1:])
+    assert (drafts.drafted_tokens, drafts.accepted_tokens) == (found.drafted, found.accepted)
+    assert drafts.drafted_tokens > 0
 
 
 def test_its_seconds_on_the_device_are_counted(artifacts):

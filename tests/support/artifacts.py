@@ -23,7 +23,7 @@ from coldpress.runtime import _native, plugins
 from coldpress.runtime.artifact.contents import model_tensors
 from coldpress.runtime.artifact.reader import open_artifact
 from coldpress.runtime.plan.bookkeeping import counted_bytes, row_buffer_bytes
-from coldpress.runtime.plan.budget import whole_bytes
+from coldpress.runtime.plan.budget import units_whole_bytes
 from coldpress.runtime.plan.kv_cache import kv_cache_bytes
 from coldpress.runtime.quantization import Format
 from coldpress.runtime.quantization._mixed import format_at
@@ -506,7 +506,7 @@ def add_draft_model(path: Path, draft: Path, draft_tokens: int = 4, certainty: f
     its bytes."""
     shutil.copytree(draft, path / DRAFT_FOLDER)
     manifest = open_artifact(draft).manifest
-    needed = whole_bytes(manifest, manifest.plans[0])
+    needed = units_whole_bytes(manifest, manifest.plans[0])
     own = {"draft": "model", "draft_tokens": draft_tokens, "draft_bytes": needed, "draft_certainty": certainty}
 
     def change(changed: dict[str, Any]) -> None:

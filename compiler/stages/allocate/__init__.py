@@ -53,7 +53,7 @@ from coldpress.schemas.curves import Curves
 from coldpress.schemas.device import DeviceProfile
 from coldpress.schemas.drafter import Drafter
 from coldpress.schemas.errors import ColdpressError
-from coldpress.schemas.families import Formats, names_in
+from coldpress.schemas.families import Formats, HeadFormat, names_in, with_head
 from coldpress.schemas.model import Model
 from coldpress.schemas.preflight import StageNeeds
 from coldpress.schemas.sparsity import Densities, Sparsity
@@ -136,7 +136,10 @@ def run(
 
 def _with_own(config: AllocateConfig, model: Model) -> tuple[AllocateConfig, Formats | None]:
     """Returns settings and formats of a build whose method is given and whose format is open: those that a quantized
-    file has, or the default format."""
+    file has, or the default format; and of a draft model, whose head has the format of its layers."""
+    if config.head_as_layers:
+        head = HeadFormat(role=model.spec.head_role, format=coarsest(config.format))
+        return config, with_head(keeping(model, config.format), head)
     if config.method == AUTO or config.format != AUTO:
         return config, None
     own = own_layers(model)

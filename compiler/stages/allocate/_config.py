@@ -93,6 +93,10 @@ class AllocateConfig(
     predictor_format: Annotated[FormatName, Key(plugins="coldpress.runtime.quantization")] = Field(
         default="int8_group32", description="how predictors are stored; fp16 where their rounding shows"
     )
+    head_as_layers: bool = Field(
+        default=False,
+        description="whether the head has the format of the layers, too: of a draft model, which is checked",
+    )
     layers_per_group: Annotated[PositiveCount, Key()] = Field(
         default=1,
         description="consecutive layers whose units lie together on flash; several to read across layers, as "
