@@ -21,7 +21,7 @@ from tests.support.artifacts import Recipe, build_artifact
 from tests.support.shapes import small_device, small_spec
 
 EXPERTS, CHOSEN, WIDTH, LAYERS = 10, 2, 96, 11
-FAMILIES = [("neuron",), ("mlp_in", "mlp_mid"), ("up_down",), ("gate_down",), ("mlp_mid",)]
+FAMILIES = [("neuron",), ("block",), ("mlp_in", "mlp_mid"), ("up_down",), ("gate_down",), ("mlp_mid",)]
 PAGE = 4096
 
 
