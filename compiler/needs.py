@@ -35,6 +35,7 @@ from coldpress.runtime.sparsity import DensitySource, Selector
 from coldpress.schemas.base import Options
 from coldpress.schemas.device import DeviceProfile
 from coldpress.schemas.families import (
+    BLOCKS,
     WHOLE_MLP,
     FamilyName,
     FormatName,
@@ -198,7 +199,8 @@ class Build:
     @property
     def counts_again(self) -> bool:
         """Tells whether `recalibrate` runs the text through the model once more."""
-        return self.has("distill") or self.model.spec.is_mixture or self.has_free_densities
+        chooses = self.model.spec.is_mixture and BLOCKS not in self.families
+        return self.has("distill") or chooses or self.has_free_densities
 
     @property
     def weight_bytes(self) -> int:

@@ -228,10 +228,11 @@ class Replays:
         return found
 
     def _signal(self, key: Key) -> np.ndarray:
-        """Returns the trace's activity of a family, float32 [num_tokens, num_units]."""
-        layer, family = key
-        name = f"{layer}.{activity_of(family, self._inputs.model.spec)}"
-        return self._trace[name].astype(np.float32)
+        """Returns the trace's activity of a family, float32 [num_tokens, num_units]; of blocks the largest neuron's."""
+        (layer, family), spec = key, self._inputs.model.spec
+        values = self._trace[f"{layer}.{activity_of(family, spec)}"].astype(np.float32)
+        of_units = values.reshape(len(values), num_units(family, spec), -1)
+        return np.abs(of_units).max(axis=2) if of_units.shape[2] > 1 else values
 
     @functools.cached_property
     def _trace(self) -> dict[str, np.ndarray]:

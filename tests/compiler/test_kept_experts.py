@@ -1,0 +1,144 @@
+"""All matrices of a quantized file with experts keep its codes in a dense build, and come back out of it."""
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import gguf
+import numpy as np
+import pytest
+
+from coldpress.compiler.activity.forward import LayerStream
+from coldpress.compiler.activity.rounded import Rounded
+from coldpress.compiler.checkpoint.tensors import read_codes
+from coldpress.compiler.io import load_record
+from coldpress.compiler.kept_codes import keeping, own_layers
+from coldpress.compiler.llama_cpp.formats import formats
+from coldpress.compiler.rounding._matrix import NEAREST
+from coldpress.compiler.stages import export
+from coldpress.compiler.stages.export import ExportConfig
+from coldpress.compiler.stages.export._stored import StoredModel
+from coldpress.runtime.generate.session import Session
+from coldpress.runtime.plugins import load
+from coldpress.runtime.quantization import Format
+from coldpress.schemas.families import BLOCKS, WHOLE_MLP, num_units
+from coldpress.schemas.package import Package
+from coldpress.schemas.sparsity import Sparsity
+from tests.support.checkpoints import run
+from tests.support.gguf_cases import exported, rewritten
+from tests.support.product import Case, Source, compiled, with_text
+
+LAYERS = 11
+FINE = (1, 3, 10)
+"""Layers whose down projections have another type."""
+
+
+class Kind(NamedTuple):
+    architecture: str
+    keys: dict[str, Any]
+    coarse: str
+    """The type of most matrices of the layers."""
+    fine: str
+    """That of attention's values, and of the down projections of some layers."""
+    own: str | tuple[str, ...]
+    """The formats that it has here."""
+    neurons: int
+    """Neurons of a block."""
+
+
+def mixed(coarse: str, fine: str) -> tuple[str, ...]:
+    return tuple(f"{coarse}+{coarse}+{fine}" if layer in FINE else coarse for layer in range(LAYERS))
+
+
+LARGE = {"hidden_size": 256, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64}
+KINDS = {
+    "q8_0": Kind("mixtral", {"sliding_window": None}, "Q8_0", "Q8_0", "int8_group32", 32),
+    "q4_0": Kind("olmoe", {"num_key_value_heads": 4}, "Q4_0", "Q4_1", mixed("int4_group32", "q4_1"), 32),
+    "q4_1 with shared experts": Kind("qwen2_moe", {}, "Q4_1", "Q5_0", mixed("q4_1", "q5_0"), 32),
+    "q5_1 with layers without experts": Kind(
+        "glm4_moe",
+        {"first_k_dense_replace": 3, "n_routed_experts": 5, "num_experts_per_tok": 3, "n_shared_experts": 1},
+        *("Q5_1", "Q8_0"),
+        tuple("q5_1+q5_1+int8_group32" if layer in FINE[1:] else "q5_1" for layer in range(LAYERS)),
+        32,
+    ),
+    "q4_k": Kind("qwen3_moe", LARGE | {"moe_intermediate_size": 512}, "Q4_K", "Q6_K", mixed("q4_k", "q6_k"), 256),
+}
+
+
+def quantized(folder: Path, kind: Kind) -> Path:
+    """Writes a GGUF file of a tiny mixture as llama.cpp quantizes one: routers stay, types differ by matrix."""
+    _, file = exported(folder, kind.architecture, kind.keys, layers=LAYERS)
+
+    def change(name: str, values: np.ndarray, _type: str) -> tuple[np.ndarray, str]:
+        _, *block, matrix, _ = ["", *name.split(".")]
+        if values.ndim == 1 or matrix == "ffn_gate_inp" or matrix == "ffn_gate_inp_shexp":
+            return values, "F32"
+        is_fine = matrix == "attn_v" or (matrix.startswith("ffn_down") and int(block[1]) in FINE)
+        type_name = kind.fine if is_fine else kind.coarse
+        codec = load("coldpress.runtime.quantization", Format, formats()[type_name])
+        rows = codec.encode(np.ascontiguousarray(values.reshape(-1, values.shape[-1]), np.float32))
+        return rows.reshape(*values.shape[:-1], -1), type_name
+
+    return rewritten(file, folder / "quantized.gguf", change)
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def kind(request: pytest.FixtureRequest) -> Kind:
+    return KINDS[request.param]
+
+
+@pytest.fixture(scope="module")
+def source(kind: Kind, tmp_path_factory: pytest.TempPathFactory) -> Source:
+    folder = tmp_path_factory.mktemp("source")
+    file = quantized(folder, kind)
+    return with_text(folder, file, run(file, folder / "ingest"))
+
+
+@pytest.fixture(scope="module")
+def artifact(kind: Kind, source: Source, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    case = Case(kind.architecture, "dense", formats()[kind.coarse], layer_formats=kind.own)
+    folder = tmp_path_factory.mktemp("build") / "build"
+    return compiled(source, case, folder)
+
+
+def test_the_file_s_formats_are_known(kind: Kind, source: Source) -> None:
+    assert own_layers(source.model) == kind.own
+
+
+def test_an_artifact_is_the_file(kind: Kind, source: Source, artifact: Path) -> None:
+    """Code for code, and so its logits are those of transformers with the file's values."""
+    assert load_record(artifact.parent / "allocate.json", Sparsity).formats == keeping(source.model, kind.own)
+    session = Session(artifact)
+    spec = session.artifact.manifest.model
+    assert [entry.family for entry in session.artifact.manifest.families] == [BLOCKS]
+    assert num_units(BLOCKS, spec) == spec.num_experts * spec.intermediate_size // kind.neurons
+    stored = StoredModel(session.artifact)
+    kept = [role for role, tensor in source.model.tensors.items() if tensor.quantized]
+    experts = 3 * spec.num_experts * (LAYERS - len(spec.dense_layers))
+    assert len([role for role in kept if ".experts." in role]) == experts
+    for role in kept:
+        np.testing.assert_array_equal(stored.codes(role), read_codes(source.model, role), role)
+    expected = LayerStream(source.model).logits(source.tokens[:1])[0]
+    session.decoder.begin(len(expected))
+    found = np.stack([session.decoder.decode(int(token)) for token in source.tokens[0]])
+    assert np.abs(found - expected).max() < 2e-3 * np.abs(expected).max()
+    session.decoder.begin(len(expected))
+    prefilled = session.decoder.prefill(source.tokens[0])
+    assert np.abs(prefilled - expected).max() < 2e-3 * np.abs(expected).max()
+
+
+def test_the_file_comes_back(source: Source, artifact: Path, tmp_path: Path) -> None:
+    """Tensor by tensor, in the types that it had."""
+    package, path = load_record(artifact.parent / "package.json", Package), tmp_path / "back.gguf"
+    export.run(ExportConfig(export="gguf", options={"gguf_tokenizer": False}, file=str(path)), package)
+    given, back = ({one.name: one for one in gguf.GGUFReader(file).tensors} for file in (source.path, path))
+    assert given.keys() == back.keys()
+    for name, tensor in given.items():
+        assert back[name].tensor_type == tensor.tensor_type, name
+        np.testing.assert_array_equal(back[name].data, tensor.data, name)
+
+
+def test_what_keeps_all_codes_loses_nothing(kind: Kind, source: Source) -> None:
+    stream = LayerStream(source.model)
+    assert Rounded(stream, keeping(source.model, kind.own), NEAREST, (BLOCKS,)).is_exact
+    assert not Rounded(stream, keeping(source.model, kind.own), NEAREST, (WHOLE_MLP,)).is_exact
