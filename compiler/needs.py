@@ -41,6 +41,7 @@ from coldpress.schemas.families import (
     FormatName,
     Method,
     UnitFormat,
+    dense_family,
     layers_of,
     num_units,
     slice_formats,
@@ -363,7 +364,7 @@ class Build:
         return self.CHOICE_S * tokens * units / self.threads
 
     def routed_s(self, tokens: int) -> float:
-        each_s = self.ROUTED_S + self.ROUTED_UNIT_S * self.layer_units((WHOLE_MLP,))
+        each_s = self.ROUTED_S + self.ROUTED_UNIT_S * self.layer_units((dense_family(self.model.spec),))
         return self.forward_s(tokens) + tokens * self.model.spec.num_hidden_layers * each_s / self.threads
 
     def compute_s(self, operations: float) -> float:
