@@ -1,5 +1,6 @@
 """All matrices of a quantized file with experts keep its codes in a dense build, and come back out of it."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,14 +18,14 @@ from coldpress.compiler.rounding._matrix import NEAREST
 from coldpress.compiler.stages import export
 from coldpress.compiler.stages.export import ExportConfig
 from coldpress.compiler.stages.export._stored import StoredModel
+from coldpress.runtime.artifact.reader import open_artifact
 from coldpress.runtime.generate.session import Session
-from coldpress.runtime.plugins import load
-from coldpress.runtime.quantization import Format
+from coldpress.runtime.plan.budget import least_budget_bytes, whole_bytes
 from coldpress.schemas.families import BLOCKS, WHOLE_MLP, num_units
 from coldpress.schemas.package import Package
 from coldpress.schemas.sparsity import Sparsity
 from tests.support.checkpoints import run
-from tests.support.gguf_cases import exported, rewritten
+from tests.support.gguf_cases import exported, quantized
 from tests.support.product import Case, Source, compiled, with_text
 
 LAYERS = 11
@@ -65,21 +66,10 @@ KINDS = {
 }
 
 
-def quantized(folder: Path, kind: Kind) -> Path:
-    """Writes a GGUF file of a tiny mixture as llama.cpp quantizes one: routers stay, types differ by matrix."""
-    _, file = exported(folder, kind.architecture, kind.keys, layers=LAYERS)
-
-    def change(name: str, values: np.ndarray, _type: str) -> tuple[np.ndarray, str]:
-        _, *block, matrix, _ = ["", *name.split(".")]
-        if values.ndim == 1 or matrix == "ffn_gate_inp" or matrix == "ffn_gate_inp_shexp":
-            return values, "F32"
-        is_fine = matrix == "attn_v" or (matrix.startswith("ffn_down") and int(block[1]) in FINE)
-        type_name = kind.fine if is_fine else kind.coarse
-        codec = load("coldpress.runtime.quantization", Format, formats()[type_name])
-        rows = codec.encode(np.ascontiguousarray(values.reshape(-1, values.shape[-1]), np.float32))
-        return rows.reshape(*values.shape[:-1], -1), type_name
-
-    return rewritten(file, folder / "quantized.gguf", change)
+def type_in(kind: Kind, name: str) -> str:
+    _, *block, matrix, _ = ["", *name.split(".")]
+    is_fine = matrix == "attn_v" or (matrix.startswith("ffn_down") and int(block[1]) in FINE)
+    return kind.fine if is_fine else kind.coarse
 
 
 @pytest.fixture(scope="module", params=KINDS)
@@ -90,7 +80,8 @@ def kind(request: pytest.FixtureRequest) -> Kind:
 @pytest.fixture(scope="module")
 def source(kind: Kind, tmp_path_factory: pytest.TempPathFactory) -> Source:
     folder = tmp_path_factory.mktemp("source")
-    file = quantized(folder, kind)
+    _, plain = exported(folder, kind.architecture, kind.keys, layers=LAYERS)
+    file = quantized(plain, folder / "quantized.gguf", partial(type_in, kind))
     return with_text(folder, file, run(file, folder / "ingest"))
 
 
@@ -142,3 +133,34 @@ def test_what_keeps_all_codes_loses_nothing(kind: Kind, source: Source) -> None:
     stream = LayerStream(source.model)
     assert Rounded(stream, keeping(source.model, kind.own), NEAREST, (BLOCKS,)).is_exact
     assert not Rounded(stream, keeping(source.model, kind.own), NEAREST, (WHOLE_MLP,)).is_exact
+
+
+def test_tokens_together_have_what_each_has_alone(source: Source, artifact: Path) -> None:
+    """Each computes with the blocks of its own experts; with everything in DRAM sums have one order."""
+    tokens = source.tokens[0]
+    session = Session(artifact, dram_budget_bytes=200_000_000)
+    session.decoder.begin(len(tokens))
+    expected = np.stack([session.decoder.decode(int(token)) for token in tokens])
+    session.decoder.begin(len(tokens))
+    found = np.concatenate([session.decoder.decode_many(part) for part in np.split(tokens, [1, 4, 12])])
+    np.testing.assert_array_equal(found[:12], expected[:12])
+    np.testing.assert_allclose(found, expected, rtol=0, atol=2e-3 * np.abs(expected).max())
+    half = len(tokens) // 2
+    session.decoder.begin_batch([half] * 2)
+    pairs = zip(tokens[:half], tokens[half:], strict=True)
+    each = np.stack([session.decoder.decode_each(np.array(pair), [0, 1])[0] for pair in pairs])
+    np.testing.assert_array_equal(each, expected[:half])
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
+def test_any_budget_gives_the_same(source: Source, artifact: Path, share: float) -> None:
+    """From the least to one that holds everything."""
+    manifest = open_artifact(artifact).manifest
+    plan, tokens = manifest.plans[0], source.tokens[0, :12]
+    least, most = least_budget_bytes(manifest, plan), whole_bytes(manifest, plan)
+    expected = LayerStream(source.model).logits(tokens[None])[0]
+    with Session(artifact, dram_budget_bytes=least + int(share * (most - least))) as session:
+        session.decoder.begin(len(tokens))
+        found = np.stack([session.decoder.decode(int(token)) for token in tokens])
+        assert np.abs(found - expected).max() < 2e-3 * np.abs(expected).max()
+        assert bool(session.store.counters.misses) == (share < 1)
