@@ -96,6 +96,14 @@ def test_the_file_s_formats_are_known(kind: Kind, source: Source) -> None:
     assert own_layers(source.model) == kind.own
 
 
+def test_experts_in_several_formats_are_rounded(kind: Kind, source: Source) -> None:
+    """One in another, in one layer: units of a layer have one size."""
+    role = "layers.10.experts.3.up_proj.weight"
+    other = source.model.tensors[role].model_copy(update={"quantized": "Q2_K"})
+    model = source.model.model_copy(update={"tensors": {**source.model.tensors, role: other}})
+    assert own_layers(model) is None
+
+
 def test_an_artifact_is_the_file(kind: Kind, source: Source, artifact: Path) -> None:
     """Code for code, and so its logits are those of transformers with the file's values."""
     assert load_record(artifact.parent / "allocate.json", Sparsity).formats == keeping(source.model, kind.own)
