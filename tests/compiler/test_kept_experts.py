@@ -44,6 +44,7 @@ class Kind(NamedTuple):
     """The formats that it has here."""
     neurons: int
     """Neurons of a block."""
+    fine_layers: tuple[int, ...] = FINE
 
 
 def mixed(coarse: str, fine: str) -> tuple[str, ...]:
@@ -63,12 +64,16 @@ KINDS = {
         32,
     ),
     "q4_k": Kind("qwen3_moe", LARGE | {"moe_intermediate_size": 512}, "Q4_K", "Q6_K", mixed("q4_k", "q6_k"), 256),
+    "q4_k with narrow experts": Kind(
+        *("qwen3_moe", LARGE | {"moe_intermediate_size": 96}, "Q4_K", "Q5_0"),
+        *(("q4_k+q4_k+q5_0",) * LAYERS, 32, tuple(range(LAYERS))),
+    ),
 }
 
 
 def type_in(kind: Kind, name: str) -> str:
     _, *block, matrix, _ = ["", *name.split(".")]
-    is_fine = matrix == "attn_v" or (matrix.startswith("ffn_down") and int(block[1]) in FINE)
+    is_fine = matrix == "attn_v" or (matrix.startswith("ffn_down") and int(block[1]) in kind.fine_layers)
     return kind.fine if is_fine else kind.coarse
 
 
