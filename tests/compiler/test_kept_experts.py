@@ -8,25 +8,32 @@ import gguf
 import numpy as np
 import pytest
 
+from coldpress.compiler.activity.calibration_pass import PassConfig, count_activity
 from coldpress.compiler.activity.forward import LayerStream
+from coldpress.compiler.activity.layer_counts import Activity, countable_families
 from coldpress.compiler.activity.rounded import Rounded
 from coldpress.compiler.checkpoint.tensors import read_codes
-from coldpress.compiler.io import load_record
+from coldpress.compiler.io import Workspace, load_record
 from coldpress.compiler.kept_codes import keeping, own_layers
 from coldpress.compiler.llama_cpp.formats import formats
 from coldpress.compiler.rounding._matrix import NEAREST
-from coldpress.compiler.stages import export
+from coldpress.compiler.stages import allocate, explore, export
+from coldpress.compiler.stages.allocate import AllocateConfig
+from coldpress.compiler.stages.allocate._replay import Replays
+from coldpress.compiler.stages.explore import ExploreConfig
 from coldpress.compiler.stages.export import ExportConfig
 from coldpress.compiler.stages.export._stored import StoredModel
 from coldpress.runtime.artifact.reader import open_artifact
 from coldpress.runtime.generate.session import Session
 from coldpress.runtime.plan.budget import least_budget_bytes, whole_bytes
+from coldpress.schemas.corpus import Corpus
 from coldpress.schemas.families import BLOCKS, WHOLE_MLP, num_units
 from coldpress.schemas.package import Package
 from coldpress.schemas.sparsity import Sparsity
 from tests.support.checkpoints import run
 from tests.support.gguf_cases import exported, quantized
 from tests.support.product import Case, Source, compiled, with_text
+from tests.support.statistics import device_of
 
 LAYERS = 11
 FINE = (1, 3, 10)
@@ -177,3 +184,27 @@ def test_any_budget_gives_the_same(source: Source, artifact: Path, share: float)
         found = np.stack([session.decoder.decode(int(token)) for token in tokens])
         assert np.abs(found - expected).max() < 2e-3 * np.abs(expected).max()
         assert bool(session.store.counters.misses) == (share < 1)
+
+
+@pytest.mark.parametrize("kind", ["q4_1 with shared experts"], indirect=True)
+def test_the_choice_takes_the_file_s_formats_unmeasured(kind: Kind, source: Source, tmp_path: Path) -> None:
+    """And counts the blocks of each token's experts, where DRAM holds a part of them."""
+    model, corpus = source.model, load_record(source.folder / "tokenize.json", Corpus)
+    counting = countable_families(model.spec), Activity(frozenset()), Workspace(tmp_path / "calibrate", "test"), 1
+    activations = count_activity(PassConfig(), model, corpus, *counting)
+    work = Workspace(tmp_path / "explore", "test")
+    curves = explore.run(ExploreConfig(method="auto"), model, corpus, activations, work, 1)
+    assert [(loss.format, loss.family, loss.ppl_ratio) for loss in curves.formats] == [(kind.own, BLOCKS, 1.0)]
+    work, device = Workspace(tmp_path / "allocate", "test"), device_of()
+    given = {"context_length": 64, "density_allocation": "uniform", "routing": "top_k", "kv_cache": "fp16"}
+    taken = AllocateConfig(method="auto", format="auto", dram_budget="100MB", max_ppl_ratio=1.05, **given)
+    found = allocate.run(taken, model, activations, device, work, corpus, curves=curves)
+    assert (found.method, found.families, found.formats) == ("dense", (BLOCKS,), keeping(model, kind.own))
+    part = AllocateConfig(method="dense", format="auto", dram_budget="60%", **given)
+    held = allocate.run(part, model, activations, device, work, corpus, curves=curves)
+    inputs = allocate.Inputs(model, activations, device, work, corpus, 1, curves)
+    layers, spec = len(curves.trace_layers), model.spec
+    of_token = layers * num_units(BLOCKS, spec) // spec.num_experts * spec.num_experts_per_tok
+    tokens = Replays(inputs).tokens(held)
+    assert {token.hits + token.misses for token in tokens} == {of_token}
+    assert any(token.misses for token in tokens)
