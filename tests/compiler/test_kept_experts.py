@@ -78,13 +78,16 @@ KINDS = {
 }
 
 
+SIMILAR, SLOW = ("q4_0", "q5_1 with layers without experts", "q4_k with narrow experts"), (pytest.mark.slow,)
+
+
 def type_in(kind: Kind, name: str) -> str:
     _, *block, matrix, _ = ["", *name.split(".")]
     is_fine = matrix == "attn_v" or (matrix.startswith("ffn_down") and int(block[1]) in kind.fine_layers)
     return kind.fine if is_fine else kind.coarse
 
 
-@pytest.fixture(scope="module", params=KINDS)
+@pytest.fixture(scope="module", params=[pytest.param(name, marks=SLOW * (name in SIMILAR)) for name in KINDS])
 def kind(request: pytest.FixtureRequest) -> Kind:
     return KINDS[request.param]
 
