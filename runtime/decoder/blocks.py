@@ -231,7 +231,8 @@ class StreamedBlock:
         return matmul.matmul_t(self.codes[:, offset : offset + size], length, fmt, c_TK)
 
     def _down(self, values_TF: np.ndarray) -> np.ndarray:
-        """Multiplies the inner activation of the units' neurons by their columns of down: float32 [T, N]."""
+        """Multiplies the inner activation of the units' neurons by their columns of down: float32 [T, N]. Blocks are
+        used whole: those of an expert by all tokens that it multiplies."""
         offset, size, count, _, fmt = self.units.parts["down_proj"]
         if count == 1:
             return self.axpy("down_proj", values_TF)
