@@ -136,7 +136,7 @@ KNOWN_BEFORE: Mapping[Signal, tuple[MatrixRole, ...]] = {
 WHOLE_MLP = "neuron"
 """The family whose units hold the whole MLP, so that no part of the MLP stays resident."""
 BLOCKS = "block"
-"""The family whose units do so for neurons next to each other, which only a run that uses all, or whole experts, reads."""
+"""The family whose units do so for neurons next to each other, which only runs that use all, or whole experts, read."""
 
 
 def known_family(name: str) -> str:
