@@ -19,7 +19,7 @@ from coldpress.compiler.llama_cpp.formats import formats
 from coldpress.compiler.rounding._matrix import NEAREST
 from coldpress.compiler.stages import allocate, explore, export
 from coldpress.compiler.stages.allocate import AllocateConfig
-from coldpress.compiler.stages.allocate._replay import Replays
+from coldpress.compiler.stages.allocate._replay import Replays, calibrated
 from coldpress.compiler.stages.explore import ExploreConfig
 from coldpress.compiler.stages.export import ExportConfig
 from coldpress.compiler.stages.export._stored import StoredModel
@@ -211,3 +211,6 @@ def test_the_choice_takes_the_file_s_formats_unmeasured(kind: Kind, source: Sour
     tokens = Replays(inputs).tokens(held)
     assert {token.hits + token.misses for token in tokens} == {of_token}
     assert any(token.misses for token in tokens)
+    each = num_units(BLOCKS, spec) // spec.num_experts
+    counted = calibrated(held, activations.layers[3], BLOCKS, num_units(BLOCKS, spec), activations.num_tokens, 1.0)
+    assert {np.unique(ids // each).size for ids in counted.ids.values()} == {spec.num_experts_per_tok}

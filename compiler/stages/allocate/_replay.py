@@ -18,8 +18,9 @@ from typing import NamedTuple
 import numpy as np
 
 from coldpress.compiler import seconds
+from coldpress.compiler.activity import expert_counts
 from coldpress.compiler.activity.cached_routing import routed
-from coldpress.compiler.activity.choice import Arrays, Choice, replayed_layers
+from coldpress.compiler.activity.choice import Arrays, Choice, of_experts, replayed_layers
 from coldpress.compiler.activity.unit_statistics import NORMS, all_statistics
 from coldpress.compiler.cost_model import all_read_units, flash_bytes, unit_bytes
 from coldpress.compiler.dense_run import dense_run
@@ -361,6 +362,8 @@ def calibrated(
     sparsity: Sparsity, entry: LayerStatistics, family: FamilyName, units: int, num_tokens: int, overprediction: float
 ) -> Text:
     """Returns the units that calibration's tokens use; drawn ones where activity is not known."""
+    if family == BLOCKS and entry.experts is not None:
+        return _text(of_experts(expert_counts.used_experts(entry.experts, num_tokens), units))
     random = np.random.default_rng(entry.layer)
     known = entry.family(family)
     density = sparsity.density(family, entry.layer)
