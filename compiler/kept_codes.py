@@ -7,18 +7,21 @@ from coldpress.compiler.cost_model import HasShapes, slice_bytes, stored_format
 from coldpress.compiler.llama_cpp.formats import formats
 from coldpress.runtime.quantization._mixed import coarsest
 from coldpress.schemas.families import (
+    BLOCKS,
     JOINT,
     FormatName,
     Formats,
     LayerFormats,
     OwnFormats,
     UnitFormat,
+    layers_of,
     names_in,
+    slices,
     unit_format,
     unit_role,
     with_kept,
 )
-from coldpress.schemas.model import MLP_ROLES, Model
+from coldpress.schemas.model import MLP_ROLES, Model, matrices
 
 
 def keeping(model: HasShapes, layers: Formats) -> Formats:
@@ -42,19 +45,23 @@ def keeping(model: HasShapes, layers: Formats) -> Formats:
 
 def own_layers(model: Model) -> LayerFormats | None:
     """Returns the formats that a quantized file has its layers' MLPs in; None if one of them has no such format here,
-    or another matrix has none and does not fit theirs, and for a mixture, whose units are neurons of experts."""
+    or a layer's experts have several, or another matrix has none and does not fit theirs. A mixture's layers without
+    experts have the coarsest, since their MLPs are in no units."""
     spec = model.spec
-    roles = [role for role in MLP_ROLES if spec.gated_mlp or role != "gate_proj"]
-    if spec.is_mixture:
-        return None
+    having, pieces = layers_of(BLOCKS, spec), slices(BLOCKS, spec)
     found: list[UnitFormat] = []
-    for layer in range(spec.num_hidden_layers):
-        names = [own_format(model, f"layers.{layer}.{role}.weight") for role in roles]
-        known = [name for name in names if name is not None]
-        if len(known) < len(roles):
+    for layer in having:
+        experts = [matrices(piece.role, spec) for piece in pieces]
+        names = [{own_format(model, f"layers.{layer}.{name}.weight") for name in each} for each in experts]
+        known = [name for each in names if len(each) == 1 for name in each if name is not None]
+        if len(known) < len(pieces):
             return None
         found.append(unit_format(known))
-    formats = found[0] if {*found} == {found[0]} and JOINT not in found[0] else tuple(found)
+    if {*found} == {found[0]} and JOINT not in found[0]:
+        formats = found[0]
+    else:
+        own = dict(zip(having, found, strict=True))
+        formats = tuple(own.get(layer, coarsest(tuple(found))) for layer in range(spec.num_hidden_layers))
     rounded = (role for role in model.tensors if stored_format(role, formats) and own_format(model, role) is None)
     return None if misfit(coarsest(formats), spec) and any(rounded) else formats
 

@@ -35,11 +35,13 @@ from coldpress.runtime.sparsity import DensitySource, Selector
 from coldpress.schemas.base import Options
 from coldpress.schemas.device import DeviceProfile
 from coldpress.schemas.families import (
+    BLOCKS,
     WHOLE_MLP,
     FamilyName,
     FormatName,
     Method,
     UnitFormat,
+    dense_family,
     layers_of,
     num_units,
     slice_formats,
@@ -198,7 +200,8 @@ class Build:
     @property
     def counts_again(self) -> bool:
         """Tells whether `recalibrate` runs the text through the model once more."""
-        return self.has("distill") or self.model.spec.is_mixture or self.has_free_densities
+        chooses = self.model.spec.is_mixture and BLOCKS not in self.families
+        return self.has("distill") or chooses or self.has_free_densities
 
     @property
     def weight_bytes(self) -> int:
@@ -361,7 +364,7 @@ class Build:
         return self.CHOICE_S * tokens * units / self.threads
 
     def routed_s(self, tokens: int) -> float:
-        each_s = self.ROUTED_S + self.ROUTED_UNIT_S * self.layer_units((WHOLE_MLP,))
+        each_s = self.ROUTED_S + self.ROUTED_UNIT_S * self.layer_units((dense_family(self.model.spec),))
         return self.forward_s(tokens) + tokens * self.model.spec.num_hidden_layers * each_s / self.threads
 
     def compute_s(self, operations: float) -> float:

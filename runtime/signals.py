@@ -23,7 +23,7 @@ from coldpress.runtime.simulate import by_signals, simulate_choices, times_trace
 from coldpress.runtime.sparsity import used_experts
 from coldpress.runtime.store.ahead_room import reads_on
 from coldpress.schemas.errors import ColdpressError
-from coldpress.schemas.families import Signal, activity_of, num_experts, num_units, signal_of
+from coldpress.schemas.families import BLOCKS, WHOLE_MLP, Signal, activity_of, num_experts, num_units, signal_of
 from coldpress.schemas.layout import Plan
 from coldpress.schemas.manifest import TRACE_FILE
 from coldpress.schemas.model import ModelSpec
@@ -100,7 +100,8 @@ def _lengths(artifact: Artifact) -> dict[Signal, int]:
         seen, activity = signal_of(family, spec), activity_of(family, spec)
         found[seen] = num_units(family, spec) if seen == activity else spec.hidden_size
         if num_experts(family, spec) > 1:
-            found[activity] = num_units(family, spec)  # it says which experts a token uses
+            # it says which experts a token uses; blocks have no entry each
+            found[activity] = num_units(WHOLE_MLP if family == BLOCKS else family, spec)
     return found
 
 

@@ -136,7 +136,7 @@ KNOWN_BEFORE: Mapping[Signal, tuple[MatrixRole, ...]] = {
 WHOLE_MLP = "neuron"
 """The family whose units hold the whole MLP, so that no part of the MLP stays resident."""
 BLOCKS = "block"
-"""The family whose units do so for neurons next to each other, which only a run that uses all of them reads."""
+"""The family whose units do so for neurons next to each other, which only runs that use all, or whole experts, read."""
 
 
 def known_family(name: str) -> str:
@@ -242,9 +242,8 @@ def _present(spec: ModelSpec) -> tuple[MatrixRole, ...]:
 
 
 def block_neurons(spec: ModelSpec) -> int:
-    """Returns the neurons of a block; 0 for a model whose MLP has no whole number of blocks, and for a mixture."""
-    fitting = (size for size in BLOCK_SIZES if spec.intermediate_size % size == 0 and not spec.is_mixture)
-    return next(fitting, 0)
+    """Returns the neurons of a block; 0 for a model whose MLP, or expert, has no whole number of blocks."""
+    return next((size for size in BLOCK_SIZES if spec.intermediate_size % size == 0), 0)
 
 
 def dense_family(spec: ModelSpec) -> FamilyName:
@@ -254,7 +253,8 @@ def dense_family(spec: ModelSpec) -> FamilyName:
 
 def num_units(family: str, spec: ModelSpec) -> int:
     """Returns the number of units of `family` in one layer; for the MLP's families, experts times units per expert.
-    Neuron i of expert e is unit e * intermediate_size + i, so that (layer, family) is the key of every table."""
+    Neuron i of expert e is unit e * intermediate_size + i, so that (layer, family) is the key of every table; blocks of
+    neurons are numbered alike."""
     sizes: dict[Axis, int] = {
         "hidden_size": spec.hidden_size,
         "intermediate_size": spec.intermediate_size,

@@ -12,11 +12,12 @@ import numpy as np
 from coldpress.compiler.activity import expert_statistics
 from coldpress.compiler.activity.packed_bits import joined, population, unpacked
 from coldpress.compiler.activity.routing import router_matrix, router_of
-from coldpress.compiler.io import load_arrays
-from coldpress.schemas.activations import ExpertUses, LayerStatistics
+from coldpress.compiler.io import Workspace, load_arrays
+from coldpress.schemas.activations import Activations, ExpertUses, FamilyStatistics, LayerStatistics
 from coldpress.schemas.base import ArrayFile
 from coldpress.schemas.experts import ExpertCurve
-from coldpress.schemas.model import Model
+from coldpress.schemas.families import BLOCKS, num_units, used_share
+from coldpress.schemas.model import Model, ModelSpec
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -88,6 +89,27 @@ def uses_of(arrays: ArrayFile) -> ExpertUses:
 def used_experts(uses: ExpertUses, num_tokens: int) -> np.ndarray:
     """Returns which experts each token uses, bool [num_tokens, num_experts]."""
     return unpacked(load_arrays(uses.arrays, "used")["used"], num_tokens).T
+
+
+def with_blocks(activations: Activations, spec: ModelSpec, work: Workspace) -> Activations:
+    """Returns statistics that also have bits and counts of blocks of neurons: a token uses all blocks of its experts,
+    which were counted."""
+    each = num_units(BLOCKS, spec) // spec.num_experts
+
+    def with_own(layer: LayerStatistics) -> LayerStatistics:
+        uses = layer.experts
+        if uses is None:
+            return layer
+
+        def make() -> dict[str, np.ndarray]:
+            bits = np.repeat(load_arrays(uses.arrays, "used")["used"], each, axis=0)
+            return {"bits": bits, "counts": population(bits)}
+
+        shape = {"num_units": each * spec.num_experts, "density": used_share(BLOCKS, spec)}
+        found = FamilyStatistics(family=BLOCKS, arrays=work.once(f"{layer.layer}.{BLOCKS}", make), **shape)
+        return layer.model_copy(update={"families": (*layer.families, found)})
+
+    return activations.model_copy(update={"layers": tuple(map(with_own, activations.layers))})
 
 
 def curve_of(layers: Sequence[LayerStatistics], num_tokens: int, block_tokens: int) -> ExpertCurve | None:

@@ -12,7 +12,7 @@ from coldpress.compiler.shared_settings import DEFAULT_CACHE
 from coldpress.runtime.cache import CachePolicy, Known, make
 from coldpress.runtime.plugins import load
 from coldpress.runtime.routing import PACKAGE, Routing
-from coldpress.schemas.families import WHOLE_MLP, num_units
+from coldpress.schemas.families import dense_family, num_units
 from coldpress.schemas.layout import RoutingName
 from coldpress.schemas.model import ModelSpec
 
@@ -35,7 +35,7 @@ class AlongStrengths(NamedTuple):
     def last_hidden(self, stream: LayerStream, tokens: np.ndarray) -> "Tensor":
         """Returns the hidden states after the last layer at all strengths, [len(STRENGTHS) * B, T, hidden_size]."""
         spec = stream.spec
-        units = num_units(WHOLE_MLP, spec)
+        units = num_units(dense_family(spec), spec)
         slots, natural = max(1, round(self.resident_share * units)), np.arange(units, dtype=np.int32)
 
         def cache(_: int) -> CachePolicy:

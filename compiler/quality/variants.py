@@ -105,7 +105,7 @@ def _up_to_own(model: Model) -> tuple[LayerFormats, ...]:
 
 def larger_formats_of(model: Model) -> tuple[FormatName, ...]:
     """Returns the other formats that are compared, the smallest first: a quantized file gains by them only where its
-    own formats lose too much, in a mixture, whose down projections are rounded by columns."""
+    own formats lose too much, as where down projections are rounded by columns."""
     most_bytes = _most_bytes(_own(model))
     return _largest_first(name for name in _compared(model) if slice_bytes(SAMPLE, name) > most_bytes)[::-1]
 

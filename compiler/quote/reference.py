@@ -86,7 +86,7 @@ class RealModel(Record):
     def losses(self, spec: ModelSpec) -> dict[str, tuple[Loss, ...]]:
         """Returns the losses of formats, of layers and of the head, that a model of the same size may have. Formats by
         matrix are unknown before a build: two formats, the larger one in the first layers, have as many bits."""
-        if self.mix is None or dense_family(spec) != BLOCKS:
+        if self.mix is None or dense_family(spec) != BLOCKS or spec.is_mixture:
             return {"formats": self.formats, "heads": ()}
         known = self.mix.model_dump(exclude={"bits"})
         mixed = FormatLoss(format=_with_bits(self.mix.bits, spec), family=BLOCKS, **known)

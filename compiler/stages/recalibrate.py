@@ -2,9 +2,9 @@
 DRAM budgets, the smallest one's.
 
 The result of `calibrate` is passed on unchanged if zeros are exact and the weights are the same, or if every unit is
-used. Otherwise the calibration text passes once more: the units that the build's selector chooses (and, for experts,
-that the router picks) count as active, and each layer sees what the pruned layers before it produce (ActiveFlow 4.1,
-DIP 3.2).
+used, in a mixture every block of the experts whose uses `calibrate` counted. Otherwise the calibration text passes once
+more: the units that the build's selector chooses (and, for experts, that the router picks) count as active, and each
+layer sees what the pruned layers before it produce (ActiveFlow 4.1, DIP 3.2).
 """
 
 import logging
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from coldpress.compiler.activity.calibration_pass import PassConfig, count_activity, pass_needs
 from coldpress.compiler.activity.choice import choice_of
+from coldpress.compiler.activity.expert_counts import with_blocks
 from coldpress.compiler.activity.layer_counts import Activity, exact_families
 from coldpress.compiler.activity.shards import merge
 from coldpress.compiler.io import Workspace
@@ -49,11 +50,13 @@ def run(
     chosen = choice_of(sparsity, model.spec)
     # with measured densities the nonzero units are exactly those that the selector uses or a predictor should find
     exact = activations.are_exact(sparsity.families)
-    known = sparsity.is_whole or (exact and chosen.selector.densities(True) == "measured")
-    families = tuple(name for name in sparsity.families if name != BLOCKS)  # which every token uses
+    in_blocks = BLOCKS in sparsity.families  # all of them are used, or all of a token's experts
+    known = sparsity.is_whole or in_blocks or (exact and chosen.selector.densities(True) == "measured")
+    families = tuple(name for name in sparsity.families if name != BLOCKS)
     if (same_weights and known) or not families:
         log.info("recalibrate: the first statistics are still valid, nothing is computed again")
-        return activations.of_families(families)
+        found = activations.of_families(families)
+        return with_blocks(found, model.spec, work) if in_blocks else found
     if shards:
         return merge(shards, work)
     activity = Activity(exact_families(families, model.spec)) if known else Activity(frozenset(), chosen)
@@ -61,7 +64,14 @@ def run(
 
 
 def needs(build: "Build") -> StageNeeds:
-    """Counts almost nothing if the first statistics are valid, else what calibrate takes, with bits for every unit."""
+    """Counts almost nothing if the first statistics are valid, but a mixture's bits, else what calibrate takes, with
+    bits for every unit."""
     if not build.counts_again:
-        return StageNeeds(stage="recalibrate", ram_bytes=build.PYTHON_BYTES, disk_bytes=0, runtime_s=build.PYTHON_S)
+        bits = build.layer_units(build.families) * build.num_tokens // 8 * build.model.spec.is_mixture
+        return StageNeeds(
+            stage="recalibrate",
+            ram_bytes=build.PYTHON_BYTES + 2 * bits,
+            disk_bytes=build.model.spec.num_hidden_layers * bits,
+            runtime_s=build.PYTHON_S,
+        )
     return pass_needs("recalibrate", build, build.families, build.families)

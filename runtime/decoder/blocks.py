@@ -182,6 +182,15 @@ class Terms:
     up_bias_K: np.ndarray | None
     factors_TK: np.ndarray | None
 
+    def of(self, token: int, own_K: np.ndarray) -> mlp.Terms:
+        """Returns a token's terms for the chosen units only, bool [K]."""
+        gate, up = (
+            None if bias is None else bias.reshape(own_K.size, -1)[own_K].reshape(-1)
+            for bias in (self.gate_bias_K, self.up_bias_K)
+        )
+        factors = None if self.factors_TK is None else np.ascontiguousarray(self.factors_TK[token : token + 1, own_K])
+        return mlp.Terms(gate, up, factors)
+
 
 def _with_bias(values: np.ndarray, bias: np.ndarray | None) -> np.ndarray:
     return values if bias is None else values + bias
@@ -222,7 +231,8 @@ class StreamedBlock:
         return matmul.matmul_t(self.codes[:, offset : offset + size], length, fmt, c_TK)
 
     def _down(self, values_TF: np.ndarray) -> np.ndarray:
-        """Multiplies the inner activation of the units' neurons by their columns of down: float32 [T, N]."""
+        """Multiplies the inner activation of the units' neurons by their columns of down: float32 [T, N]. Blocks are
+        used whole: those of an expert by all tokens that it multiplies."""
         offset, size, count, _, fmt = self.units.parts["down_proj"]
         if count == 1:
             return self.axpy("down_proj", values_TF)
@@ -277,25 +287,24 @@ class SlotBlock:
         return y_TN
 
     def mlp(self, inner: Inner, x_TN: np.ndarray, terms: Terms) -> np.ndarray:
-        layout, kind = self.units.layout(inner), self.units.activations
+        x_TN = np.ascontiguousarray(x_TN)
         if self.own_TK is None or self.own_TK.all():  # the units are read once for all tokens
             factors = None if terms.factors_TK is None else np.ascontiguousarray(terms.factors_TK)
             own_terms = mlp.Terms(terms.gate_bias_K, terms.up_bias_K, factors)
-            x_TN = np.ascontiguousarray(x_TN)
-            if isinstance(layout, mlp.BlockLayout):
-                return mlp.mlp_blocks(self.memory, self.slots, layout, x_TN, own_terms, activations=kind)
-            return mlp.mlp_rows_each(self.memory, self.slots, layout, x_TN, own_terms, activations=kind)
-        assert isinstance(layout, mlp.Layout), "every token uses all blocks of neurons"
+            return _sum(self, self.slots, inner, x_TN, own_terms)
         y_TN = np.empty_like(x_TN)
-        for token, x in enumerate(x_TN):
-            own = self.own_TK[token]
-            gate_bias = None if terms.gate_bias_K is None else terms.gate_bias_K[own]
-            up_bias = None if terms.up_bias_K is None else terms.up_bias_K[own]
-            factors = None if terms.factors_TK is None else np.ascontiguousarray(terms.factors_TK[token, own])
-            slots = self.slots[own]
-            own_terms = mlp.Terms(gate_bias, up_bias, factors)
-            y_TN[token] = mlp.mlp_rows(self.memory, slots, layout, x, own_terms, activations=kind)
+        for token, own in enumerate(self.own_TK):
+            one = slice(token, token + 1)
+            y_TN[one] = _sum(self, self.slots[own], inner, x_TN[one], terms.of(token, own))
         return y_TN
+
+
+def _sum(block: SlotBlock, slots: np.ndarray, inner: Inner, x_TN: np.ndarray, terms: mlp.Terms) -> np.ndarray:
+    """Computes `Block.mlp` for tokens that all use the units in `slots`."""
+    layout, kind = block.units.layout(inner), block.units.activations
+    if isinstance(layout, mlp.BlockLayout):
+        return mlp.mlp_blocks(block.memory, slots, layout, x_TN, terms, activations=kind)
+    return mlp.mlp_rows_each(block.memory, slots, layout, x_TN, terms, activations=kind)
 
 
 def chosen_blocks(batches: Iterable[Batch], units: Units, used_TU: np.ndarray | None) -> Iterator[Block]:

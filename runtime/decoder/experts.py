@@ -20,7 +20,7 @@ from coldpress.runtime.decoder.tokens import Prior, Tokens
 from coldpress.runtime.routers import router_of
 from coldpress.runtime.store.facts import Key
 from coldpress.runtime.unit_numbers import distinct
-from coldpress.schemas.families import slices
+from coldpress.schemas.families import block_neurons, slices
 from coldpress.schemas.model import MLP_ROLES, MatrixRole, ModelSpec, matrices
 
 OF_ALL = dict[MatrixRole, np.ndarray]
@@ -40,7 +40,9 @@ class Experts:
         self._layer, self._spec, (self.inner,) = layer, spec, inner
         self._router = router_of(spec, resident.optional_vector(f"layers.{layer}.router.correction"))
         self.form = inner_of(self.inner.signal, spec)
-        self.intermediate_size = spec.intermediate_size
+        self._unit_neurons = block_neurons(spec) if self.inner.axis == "blocks" else 1
+        self.num_units = spec.intermediate_size // self._unit_neurons
+        """Units of the inner family in an expert."""
         self._routing = resident.matrix(f"layers.{layer}.router")
         self._matrices: dict[MatrixRole, list[Matrix]] = {
             role: [resident.matrix(f"layers.{layer}.{name}") for name in matrices(role, spec)]
@@ -115,7 +117,7 @@ class Experts:
 
     def beginning(self, role: MatrixRole, chosen_TE: np.ndarray) -> np.ndarray:
         """Returns the biases of gate or up for the experts that tokens use, float32 [T, E, F], 0 for others."""
-        found_TEF = np.zeros((*chosen_TE.shape, self.intermediate_size), np.float32)
+        found_TEF = np.zeros((*chosen_TE.shape, self._spec.intermediate_size), np.float32)
         for expert, bias in self.biases[role].items():
             found_TEF[chosen_TE[:, expert], expert] = bias
         return found_TEF
@@ -131,20 +133,20 @@ class Experts:
     def _bias_of(self, role: MatrixRole | None, ids: np.ndarray) -> np.ndarray | None:
         if role is None or not self.biases[role]:
             return None
-        experts_K, units_K = np.divmod(ids, self.intermediate_size)
-        found = np.zeros(ids.size, np.float32)
+        experts_K, units_K = np.divmod(ids, self.num_units)
+        found = np.zeros((ids.size, self._unit_neurons), np.float32)
         for expert in distinct(experts_K).tolist():
             own_K, bias = experts_K == expert, self.biases[role].get(expert)
             if bias is not None:
-                found[own_K] = bias[units_K[own_K]]
-        return found
+                found[own_K] = bias.reshape(self.num_units, -1)[units_K[own_K]]
+        return found.reshape(-1)
 
     def factors(
         self, signal: np.ndarray, weights_TE: np.ndarray, ids: np.ndarray, own: np.ndarray | slice
     ) -> np.ndarray:
         """Returns the factors of the units' products for the tokens `own`, float32 [n, K]: the rest of the inner
         activation, times the expert's weight, which is 0 if a token does not use the expert."""
-        weights_TK = _some(weights_TE, own, ids // self._spec.intermediate_size)
+        weights_TK = _some(weights_TE, own, ids // self.num_units)
         if self.inner.signal == "mlp_input":
             return weights_TK
         rest_TK = _some(signal, own, ids)
@@ -187,7 +189,7 @@ class ExpertsWork:
         if is_inner and not is_many:
             self._y_TN += layer.part(self._x_TN, self._signal, self._weights_TE, block, WHOLE)
             return
-        num_together = layer.intermediate_size if is_inner else self._x_TN.shape[1]
+        num_together = layer.num_units if is_inner else self._x_TN.shape[1]
         experts_K = block.ids // num_together
         for expert in distinct(experts_K).tolist():
             own, of_expert = WHOLE, block.some(experts_K == expert)

@@ -50,8 +50,8 @@ class Plugin(Selector[Options]):
             )
         if BLOCKS in found and not block_neurons(spec):
             raise ColdpressError(
-                f"families={options.families}: a block has {' or '.join(map(str, BLOCK_SIZES))} neurons of a model "
-                f"without experts, and this MLP has {spec.intermediate_size}; use families={WHOLE_MLP}"
+                f"families={options.families}: a block has {' or '.join(map(str, BLOCK_SIZES))} neurons, and this "
+                f"MLP has {spec.intermediate_size}; use families={WHOLE_MLP}"
             )
         roles = [piece.role for name in found for piece in slices(name, spec)]
         if len(set(roles)) != len(roles):

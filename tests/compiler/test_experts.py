@@ -58,27 +58,32 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
     return few_blocks(tmp_path_factory.mktemp("corpus"))
 
 
-def sparsity(model: Model) -> Sparsity:
-    densities = (Densities(family="neuron", per_layer=(CHOSEN / EXPERTS,) * LAYERS),)
+def sparsity(model: Model, family: FamilyName = "neuron") -> Sparsity:
+    densities = (Densities(family=family, per_layer=(CHOSEN / EXPERTS,) * LAYERS),)
     return tiny_sparsity(model, method="dense").model_copy(update={"densities": densities})
 
 
-def test_units_of_the_chosen_experts_are_counted(model: Model, corpus: Corpus, tmp_path: Path) -> None:
-    """All of them, whatever else they are, where the router's own logits say so."""
+@pytest.mark.parametrize(("name", "each"), [("neuron", WIDTH), ("block", WIDTH // 32)])
+def test_units_of_the_chosen_experts_are_counted(
+    name: FamilyName, each: int, model: Model, corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of them, whatever else they are, where the router's own logits say so; of blocks without another pass."""
     before = calibrate(CalibrateConfig(), model, corpus, Workspace(tmp_path / "a", "test"), 1)
     work = Workspace(tmp_path / "b", "test")
-    found = recalibrate.run(RecalibrateConfig(), model, corpus, sparsity(model), before, work, 1)
+    if name == "block":
+        monkeypatch.setattr(recalibrate, "count_activity", None)
+    found = recalibrate.run(RecalibrateConfig(), model, corpus, sparsity(model, name), before, work, 1)
     tokens = load_arrays(corpus.split("calibration").arrays)["tokens"]
     for layer, entry in enumerate(found.layers):
-        family = entry.family("neuron")
+        family = entry.family(name)
         assert family is not None
-        assert family.num_units == EXPERTS * WIDTH
+        assert family.num_units == EXPERTS * each
         assert family.density == pytest.approx(CHOSEN / EXPERTS, rel=0.01)  # of a ReLU all of an expert may be zero
         arrays = load_arrays(family.arrays)
         bits = np.unpackbits(arrays["bits"], axis=1, count=tokens.size, bitorder="little").astype(bool)
         logits = load_arrays(entry.inputs)["mlp_inputs"] @ read_role(model, f"layers.{layer}.router.weight").T
         chosen = np.argsort(np.argsort(-logits, axis=1), axis=1) < CHOSEN  # the inputs are kept in fp16
-        assert np.mean(bits == np.repeat(chosen, WIDTH, axis=1).T) > 0.99
+        assert np.mean(bits == np.repeat(chosen, each, axis=1).T) > 0.99
         assert arrays["counts"].tolist() == bits.sum(axis=1).tolist()
         assert len(np.unique(arrays["counts"])) > 1
 
@@ -193,8 +198,8 @@ def test_a_dense_run_reads_what_a_router_picks() -> None:
 
 
 def test_what_does_not_run_yet_is_refused(model: Model, corpus: Corpus, tmp_path: Path) -> None:
-    assert families_for("dense", {}, model.spec) == ("neuron",)
-    assert {"neuron", "mlp_in", "mlp_mid"} <= set(families_for("auto", {}, model.spec)), "units inside experts, too"
+    assert families_for("dense", {}, model.spec) == ("block",)
+    assert {"block", "mlp_in", "mlp_mid"} <= set(families_for("auto", {}, model.spec)), "units inside experts, too"
     assert families_for("predictor", {}, model.spec) == ("neuron",)
     assert families_for("dense", {"families": "neuron+attn_in"}, model.spec) == ("neuron", "attn_in")
     with pytest.raises(ColdpressError, match=r"method=dense keeps attn_in on flash.*use method=dense"):
@@ -280,7 +285,8 @@ def test_preflight_counts_one_expert_s_units_in_pairs_where_a_selector_chooses_w
     """Of experts that are used whole, experts are."""
     mixture = model_of(num_experts=EXPERTS, num_experts_per_tok=CHOSEN, hidden_act="silu")
     units = max(mixture.spec.hidden_size, mixture.spec.intermediate_size)
-    assert needs("order", "topk", mixture) - needs("order", "dense", mixture) == 2 * (units**2 - EXPERTS**2)
+    bits = 512 // 4 * EXPERTS * (WIDTH - WIDTH // 32)  # of neurons, and of blocks
+    assert needs("order", "topk", mixture) - needs("order", "dense", mixture) == 2 * (units**2 - EXPERTS**2) + bits
 
 
 @pytest.mark.parametrize("cache_bytes", [0, 1 << 20])

@@ -18,6 +18,7 @@ from coldpress.compiler.checkpoint.tensors import read_codes
 from coldpress.compiler.cost_model import slice_bytes, unit_bytes
 from coldpress.compiler.io import Workspace, load_record
 from coldpress.compiler.kept_codes import keeping, own_layers
+from coldpress.compiler.llama_cpp.formats import type_of
 from coldpress.compiler.quality.passes import Passes
 from coldpress.compiler.rounding._matrix import NEAREST
 from coldpress.compiler.stages import allocate, explore
@@ -26,8 +27,6 @@ from coldpress.compiler.stages.explore import ExploreConfig
 from coldpress.compiler.stages.export._stored import StoredModel
 from coldpress.compiler.stages.report import figures, page_charts
 from coldpress.runtime.generate.session import Session
-from coldpress.runtime.plugins import load
-from coldpress.runtime.quantization import Format
 from coldpress.schemas.activations import Activations
 from coldpress.schemas.corpus import Corpus
 from coldpress.schemas.curves import Curves, FormatLoss, MatrixLoss
@@ -45,7 +44,7 @@ from coldpress.schemas.model import Model
 from coldpress.schemas.sparsity import Sparsity
 from tests.support.checkpoints import run
 from tests.support.curves import NO_LOSS
-from tests.support.gguf_cases import exported, rewritten
+from tests.support.gguf_cases import exported, quantized
 from tests.support.product import Case, Source, compiled, with_text
 from tests.support.statistics import device_of
 
@@ -63,17 +62,12 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Source:
     sizes = {"hidden_size": 256, "intermediate_size": 256, "num_attention_heads": 4, "num_key_value_heads": 2}
     _, file = exported(folder, "llama", sizes | {"head_dim": 64}, layers=LAYERS)
 
-    def change(name: str, values: np.ndarray, _type: str) -> tuple[np.ndarray, str]:
-        if values.ndim == 1:
-            return values, "F32"
+    def of_tensor(name: str) -> str:
         _, *block, matrix, _ = ["", *name.split(".")]
         is_fine = matrix == "ffn_down" and int(block[1]) in FINE
-        format_name = "q6_k" if is_fine else FORMATS.get(matrix, "q4_k")
-        codec = load("coldpress.runtime.quantization", Format, format_name)
-        assert codec.GGUF_TYPE is not None
-        return codec.encode(np.ascontiguousarray(values, np.float32)), codec.GGUF_TYPE
+        return type_of("q6_k" if is_fine else FORMATS.get(matrix, "q4_k"))
 
-    mixed = rewritten(file, folder / "mixed.gguf", change)
+    mixed = quantized(file, folder / "mixed.gguf", of_tensor)
     return with_text(folder, mixed, run(mixed, folder / "ingest"))
 
 

@@ -25,6 +25,7 @@ from coldpress.runtime.routing import PACKAGE, Routing
 from coldpress.schemas.corpus import Corpus
 from coldpress.schemas.device import DeviceProfile
 from coldpress.schemas.errors import ColdpressError
+from coldpress.schemas.families import BLOCKS, num_units
 from coldpress.schemas.layout import Layout, PartPlan, Plan
 from coldpress.schemas.order import Order
 from coldpress.schemas.placement import Placement
@@ -52,15 +53,19 @@ class Built:
         self.order, self.placement = (self._record("order", Order),), self._record("place", Placement)
         self.device, self.plans = self._record("device", DeviceProfile), self._record("plan", Plans)
 
+    @property
+    def units_of_expert(self) -> int:
+        return num_units(BLOCKS, self.source.model.spec) // EXPERTS
+
     def _record(self, stage: str, kind: Any) -> Any:
         return load_record(self.build / f"{stage}.json", kind)
 
     def plan(self, cache: str) -> Plan:
         """Returns a plan with HELD experts of each layer, pinned or in slots."""
-        count = HELD * self.source.model.spec.intermediate_size
+        count = HELD * self.units_of_expert
         pinned, slots = (count, 0) if cache == "static" else (0, count)
         parts = tuple(
-            PartPlan(layer=layer, family="neuron", density=part.density, num_pinned=pinned, cache_slots=slots)
+            PartPlan(layer=layer, family=BLOCKS, density=part.density, num_pinned=pinned, cache_slots=slots)
             for layer, part in enumerate(self.plans.plans[0].parts)
         )
         plan = self.plans.plans[0].model_copy(update={"cache": cache, "parts": parts})
@@ -151,7 +156,7 @@ def test_a_layer_misses_what_the_least_recently_used_experts_leave(built: Built)
     model, stream = built.source.model, LayerStream(built.source.model)
     setting = Setting(model, "fp16", built.device, built.layout.sections, built.plan("lru"))
     way = load(PACKAGE, Routing, "cache_prior")
-    routing = CachedRouting(stream, way, lambda layer: full_cache(setting, layer, "neuron"))
+    routing = CachedRouting(stream, way, lambda layer: full_cache(setting, layer, BLOCKS))
     scores: list[np.ndarray] = []
     hidden = stream.embed(built.tokens[:1])
     stream.run_layer(0, hidden, lambda block: {"router_scores": lambda found: scores.append(found.numpy().copy())})
@@ -161,7 +166,7 @@ def test_a_layer_misses_what_the_least_recently_used_experts_leave(built: Built)
         used = sorted(np.argsort(-row, kind="stable")[:2].tolist())
         expected += sum(expert not in held for expert in used)
         held = ([expert for expert in held if expert not in used] + used)[-HELD:]
-    assert misses[0] == expected * model.spec.intermediate_size
+    assert misses[0] == expected * built.units_of_expert
 
 
 def test_no_other_division_of_the_same_error_misses_fewer_units() -> None:

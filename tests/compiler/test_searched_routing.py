@@ -80,7 +80,7 @@ def divided(model: Model, activations: Activations, curves: Curves, folder: Path
         "method": "auto",
         "format": "fp16",
         "cache": "lru",
-        "dram_budget": "60%",
+        "dram_budget": "45%",
         "context_length": 64,
         "routing": "auto",
         "max_ppl_ratio": 1.05,

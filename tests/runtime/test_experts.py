@@ -48,7 +48,7 @@ def weights_of(spec):
     return weights
 
 
-FAMILIES = [("neuron",), ("mlp_in", "mlp_mid"), ("up_down",), ("gate_down",), ("mlp_mid",)]
+FAMILIES = [("neuron",), ("block",), ("mlp_in", "mlp_mid"), ("up_down",), ("gate_down",), ("mlp_mid",)]
 
 
 @pytest.fixture(scope="module", params=FAMILIES, ids="+".join)
@@ -214,7 +214,7 @@ def test_prompts_together_have_the_logits_of_each_alone(mixture):
 
 
 def test_what_is_read_ahead_is_of_the_experts_that_the_next_layer_would_choose(mixture, families):
-    if families[0] not in ("neuron", "mlp_in"):
+    if families[0] not in ("neuron", "block", "mlp_in"):
         with pytest.raises(ColdpressError, match="leave nothing to read ahead"):
             Session(mixture.path, preload="on")
         return

@@ -12,7 +12,8 @@ from coldpress.schemas.experts import ExpertCurve
 from coldpress.schemas.manifest import EXPERTS_FILE
 from tests.support.artifacts import Recipe, build_artifact, change_manifest, small_spec
 
-EXPERTS, CHOSEN, WIDTH, LAYERS = 6, 2, 96, 11
+EXPERTS, CHOSEN, UNITS, LAYERS = 6, 2, 6, 11
+"""UNITS: blocks of an expert."""
 CURVE = ExpertCurve(
     num_experts_per_tok=CHOSEN,
     lru_misses=(1.0, 0.9, 0.88, 0.4, 0.1, 0.0),
@@ -24,7 +25,7 @@ CURVE = ExpertCurve(
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
-    mixture = {"num_experts": EXPERTS, "num_experts_per_tok": CHOSEN, "intermediate_size": WIDTH}
+    mixture = {"num_experts": EXPERTS, "num_experts_per_tok": CHOSEN, "intermediate_size": 32 * UNITS}
     spec = small_spec(num_hidden_layers=LAYERS, hidden_act="silu", **mixture)
     path = tmp_path_factory.mktemp("mixture") / "a.coldpress"
     return build_artifact(path, Recipe(spec=spec, method="dense", context_length=64))
@@ -43,8 +44,8 @@ def said(manifest, held, density=CHOSEN / EXPERTS, cache="lru", others=None, ste
         part.model_copy(
             update={
                 "density": density,
-                "num_pinned": WIDTH // 2,
-                "cache_slots": round((held if others is None or part.layer != 10 else others) * WIDTH) - WIDTH // 2,
+                "num_pinned": UNITS // 2,
+                "cache_slots": round((held if others is None or part.layer != 10 else others) * UNITS) - UNITS // 2,
             }
         )
         for part in manifest.plans[0].parts
@@ -55,7 +56,7 @@ def said(manifest, held, density=CHOSEN / EXPERTS, cache="lru", others=None, ste
 
 
 def test_a_layer_without_room_for_a_tokens_experts_is_named(manifest):
-    expert_bytes = WIDTH * manifest.flash.sections[10].unit_bytes
+    expert_bytes = UNITS * manifest.flash.sections[10].unit_bytes
     words = said(manifest, 2.0, others=1.5)
     assert words.startswith("layer 10 has room for 1.5 of 6 experts, fewer than the 2 of one token")
     assert f"; {expert_bytes // 2} bytes more DRAM" in words
@@ -85,7 +86,7 @@ def test_inspect_reads_the_curve_that_an_artifact_carries(built):
 
     def few(manifest):
         for part in manifest["plans"][0]["parts"]:
-            part.update(density=CHOSEN / EXPERTS, num_pinned=0, cache_slots=WIDTH)
+            part.update(density=CHOSEN / EXPERTS, num_pinned=0, cache_slots=UNITS)
 
     change_manifest(built.path, few, relist=True)
     artifact = open_artifact(built.path)

@@ -21,7 +21,7 @@ from tests.support.artifacts import Recipe, build_artifact
 from tests.support.shapes import small_device, small_spec
 
 EXPERTS, CHOSEN, WIDTH, LAYERS = 10, 2, 96, 11
-FAMILIES = [("neuron",), ("mlp_in", "mlp_mid"), ("up_down",), ("gate_down",), ("mlp_mid",)]
+FAMILIES = [("neuron",), ("block",), ("mlp_in", "mlp_mid"), ("up_down",), ("gate_down",), ("mlp_mid",)]
 PAGE = 4096
 
 
@@ -111,11 +111,13 @@ def test_every_unit_of_these_experts_arrives_once(mixture):
 
 
 @pytest.mark.parametrize("scattered", [False, True])
-@pytest.mark.parametrize("method", ["dense", "topk"])
-def test_bits_depend_on_nothing_but_the_prompt(tmp_path, method, scattered):
+@pytest.mark.parametrize(
+    ("method", "families"), [("dense", ("block",)), ("dense", ("mlp_in", "mlp_mid")), ("topk", ("mlp_in", "mlp_mid"))]
+)
+def test_bits_depend_on_nothing_but_the_prompt(tmp_path, method, families, scattered):
     """Not on prompts that share the pass, on the budget, nor on what is in DRAM."""
     options = {"method": method, "pinned_share": 0, "slots_share": 0.1}
-    recipe = recipe_of(("mlp_in", "mlp_mid"), **options)
+    recipe = recipe_of(families, **options)
     recipe = replace(recipe, order=None) if scattered else recipe
     built = build_artifact(tmp_path / "a", recipe)
     prompts = [tokens_of(count, seed=count) for count in (1, FEW_TOKENS + 9, 7, 90)]

@@ -13,6 +13,7 @@ from coldpress.runtime.routers import router_of
 from coldpress.runtime.routing import EXACT, PACKAGE, Routing, cache_prior, read_choice
 from coldpress.runtime.trace import FETCH, Recorder
 from coldpress.schemas.errors import ColdpressError, UnknownNameError
+from coldpress.schemas.families import BLOCKS, num_units
 from tests.support.artifacts import Recipe, build_artifact, change_manifest, refuse, small_spec
 
 LAYERS, EXPERTS, CHOSEN, WIDTH = 11, 8, 2, 32
@@ -24,6 +25,7 @@ SPEC = small_spec(
     num_experts_per_tok=CHOSEN,
     intermediate_size=WIDTH,
 )
+UNITS = num_units(BLOCKS, SPEC) // EXPERTS
 TOKENS = [int(token) for token in np.random.default_rng(5).integers(0, SPEC.vocab_size, 40)]
 STEERED = {"routing": "cache_prior", "routing_strengths": [0.6] * LAYERS}
 RECIPE = Recipe(spec=SPEC, method="dense", context_length=64, cache="lru", pinned_share=0.0, slots_share=0.4)
@@ -41,7 +43,7 @@ def decoded(path, **settings):
         session.decoder.begin(len(TOKENS))
         logits = np.stack([session.decoder.decode(token) for token in TOKENS])
         read_bytes = session.store.counters.metrics().read_bytes if hasattr(session.store.counters, "metrics") else 0
-    experts = [np.unique(event.ids // WIDTH) for event in recorder.events if event.kind == FETCH]
+    experts = [np.unique(event.ids // UNITS) for event in recorder.events if event.kind == FETCH]
     return logits, experts, read_bytes
 
 

@@ -67,6 +67,24 @@ def test_an_empty_cache_leaves_the_largest(tmp_path: Path) -> None:
     assert found.reads == NUM_LAYERS * len(FAMILIES), "the second quarter is one read"
 
 
+def test_blocks_of_a_mixture_are_those_of_the_experts_that_its_signals_show(tmp_path: Path) -> None:
+    """Experts 1 and 2 of four, by one neuron of each; two blocks of 32 neurons an expert, all four side by side."""
+    mixture = {"num_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 64}
+    spec = small_spec(num_hidden_layers=NUM_LAYERS, hidden_size=64, **mixture)
+    ids = {(layer, "block"): np.arange(8, dtype=np.int32) for layer in range(NUM_LAYERS)}
+    inner = np.zeros((NUM_TOKENS, 4 * 64), np.float16)
+    inner[:, [127, 128]] = -1
+    inputs = np.ones((NUM_TOKENS, 64), np.float16)
+    tensors = {
+        f"{layer}.mlp_{name}": values for layer in TRACED for name, values in (("inner", inner), ("input", inputs))
+    }
+    recipe = {"spec": spec, "method": "dense", "order": ids, "rank": ids} | COLD
+    artifact = open_artifact(artifact_of(tmp_path / "a", recipe, tensors).path)
+    found = decide(artifact, artifact.manifest.plans[0], load_signals(artifact))
+    read_bytes = NUM_LAYERS * 4 * artifact.manifest.flash.sections[0].unit_bytes  # whole pages
+    assert (found.hit_rate, found.read_bytes) == (0, read_bytes)
+
+
 def test_what_is_in_dram_is_preferred(tmp_path: Path) -> None:
     """The first quarter deserves DRAM most. While caches warm its signals are weaker, and it is used all the same: then
     tokens that can use nothing else find it there."""

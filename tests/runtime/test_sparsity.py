@@ -171,7 +171,13 @@ def test_dense_keeps_on_flash_what_its_options_name():
     assert dense.Plugin().families(spec, dense.Options()) == ("block",)
     narrow = small_spec(intermediate_size=100)
     assert dense.Plugin().families(narrow, dense.Options()) == ("neuron",)
-    with pytest.raises(ColdpressError, match=r"families=block: a block has 256 or 32 neurons .* this MLP has 100"):
+    mixture = {"num_experts": 4, "num_experts_per_tok": 2}
+    found = {
+        size: dense.Plugin().families(small_spec(intermediate_size=size, **mixture), dense.Options())
+        for size in (96, 100)
+    }
+    assert found == {96: ("block",), 100: ("neuron",)}
+    with pytest.raises(ColdpressError, match=r"families=block: a block has 256 or 32 neurons, and this MLP has 100"):
         dense.Plugin().families(narrow, dense.Options(families="block"))
     with pytest.raises(ColdpressError, match="families=neuron_: unknown 'neuron_', known are neuron, block"):
         dense.Plugin().families(spec, dense.Options(families="neuron_"))

@@ -60,10 +60,10 @@ def flash_values(session: Session) -> dict[str, np.ndarray]:
             size = count * plugins.load("coldpress.runtime.quantization", Format, stored_in).nbytes(length)
             codes = np.ascontiguousarray(units[:, start : start + size]).reshape(count * len(units), -1)
             matrix = decode(codes, stored_in, length)
-            if piece.axis == "columns":
-                matrix = np.concatenate(np.split(matrix, len(units)), axis=1)
             names = matrices(piece.role, spec)
             for name, own in zip(names, np.split(matrix, len(names)), strict=True):
+                if piece.axis == "columns":
+                    own = np.concatenate(np.split(own, len(units) // len(names)), axis=1)
                 values[f"layers.{part.layer}.{name}.weight"] = own.T if piece.axis == "column" else own
             start += size
     return values

@@ -10,9 +10,12 @@ import gguf
 import numpy as np
 
 from coldpress.compiler.checkpoint.tensors import read_role, rotary_inv_freq
+from coldpress.compiler.llama_cpp.formats import formats
 from coldpress.compiler.stages import export
 from coldpress.compiler.stages.export import ExportConfig
 from coldpress.runtime.generate.session import Session
+from coldpress.runtime.plugins import load
+from coldpress.runtime.quantization import Format
 from coldpress.schemas.model import Model
 from coldpress.schemas.package import Package
 from tests.support.artifacts import Recipe, build_artifact, change_manifest
@@ -192,3 +195,17 @@ def rewritten(
     writer.write_tensors_to_file()
     writer.close()
     return to
+
+
+def quantized(file: Path, to: Path, type_of: Callable[[str], str]) -> Path:
+    """Writes a GGUF file again with its matrices in the types of their names; vectors and routers stay in float32."""
+
+    def change(name: str, values: np.ndarray, _type: str) -> tuple[np.ndarray, str]:
+        if values.ndim == 1 or "ffn_gate_inp" in name:
+            return values, "F32"
+        found = type_of(name)
+        codec = load("coldpress.runtime.quantization", Format, formats()[found])
+        rows = codec.encode(np.ascontiguousarray(values.reshape(-1, values.shape[-1]), np.float32))
+        return rows.reshape(*values.shape[:-1], -1), found
+
+    return rewritten(file, to, change)

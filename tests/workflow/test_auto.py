@@ -2,12 +2,15 @@
 
 from pathlib import Path
 
+import gguf
+import numpy as np
 import pytest
 import yaml
 
 from coldpress.compiler.io import load_record
 from coldpress.schemas.metrics import Metrics
 from coldpress.schemas.quantized import Quantized
+from tests.support.gguf_cases import exported, quantized
 from tests.support.models import write_model
 from tests.support.workflow import Workflow
 
@@ -57,3 +60,24 @@ def test_the_search_counts_on_the_codes_of_the_build(workflow: Workflow, tmp_pat
     assert {"explore", "allocate", "quantize"} <= set(auto.planned(algorithm="rtn"))
     codes = [load_record(path, Quantized) for path in (auto.device / "quantize").glob("*.json")]
     assert {record.algorithm for record in codes} == {"gptq"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["dense", "auto"])
+def test_a_file_with_experts_keeps_its_codes(workflow: Workflow, tmp_path: Path, method: str) -> None:
+    """With a part of the experts in DRAM, and with all of them, and back into a file."""
+    _, plain = exported(tmp_path / "plain", "qwen2_moe", {}, layers=3)
+    file = quantized(plain, tmp_path / "tiny.gguf", lambda name: "Q5_0" if "ffn_down" in name else "Q4_1")
+    keys = {"method": method, "format": "auto", "dram_budget": "60%,100%", "export": "gguf", "gguf_tokenizer": "false"}
+    keys |= {"routing": "top_k", "kv_cache": "fp16"}  # others lose a little
+    build = workflow.at(tmp_path, model=file, preflight="off", explore_tokens=256, **keys)
+    build.build()
+    metrics = load_record(build.device / "metrics.json", Metrics)
+    assert metrics.method == "dense"
+    assert metrics.ppl_artifact == pytest.approx(metrics.ppl_source, rel=2e-3)
+    given, (back,) = gguf.GGUFReader(file), build.device.glob("*.gguf")
+    found = {one.name: one for one in gguf.GGUFReader(back).tensors}
+    for tensor in given.tensors:
+        assert np.array_equal(found[tensor.name].data, tensor.data), tensor.name
+    counted = (build.device / "recalibrate").glob("*.safetensors")
+    assert {path.name.split(".")[1] for path in counted} == {"block"}, "no pass over text counts what is known"

@@ -247,7 +247,7 @@ EDITS: dict[str, tuple[Edit, int]] = {
 
 
 _spec = partial(small_spec, num_hidden_layers=2, intermediate_size=64)
-_EXPERTS = {"intermediate_size": 32, "num_experts": 4, "num_experts_per_tok": 2, "head_dim": 32, "rotary_dim": 32}
+_EXPERTS = {"intermediate_size": 64, "num_experts": 4, "num_experts_per_tok": 2, "head_dim": 32, "rotary_dim": 32}
 _MIXED = {0: "int8_group32", 1: "int4_group32+int8_group32+int4_group32"}
 _SHARED: dict[str, Any] = {
     "shared_intermediate_size": 32,
@@ -282,7 +282,7 @@ RECIPES = {
     "rows": Recipe(spec=_spec(tie_word_embeddings=False), method="dense", format="int4_group32", rows_on_flash=True),
     "kv_int8": Recipe(spec=_spec(head_dim=32, rotary_dim=32), kv_cache="int8"),
     "experts": Recipe(spec=_spec(**_EXPERTS), method="dense", kv_cache="int8"),
-    "routed": Recipe(spec=_spec(**_EXPERTS), method="dense", pinned_share=0.0, slots_share=0.6),
+    "routed": Recipe(spec=_spec(**_EXPERTS), families=("neuron",), method="dense", pinned_share=0.0, slots_share=0.6),
     "shared": Recipe(spec=_spec(**_EXPERTS, **_SHARED), method="dense"),
     "latent": Recipe(spec=_spec(**{**_EXPERTS, **_LATENT}), method="dense"),
     "mixed": Recipe(spec=_spec(), method="dense", format="int4_group32", layer_formats=_MIXED),

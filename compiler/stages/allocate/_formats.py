@@ -168,7 +168,9 @@ class MeasuredFormats:
         quality or none fit, the smallest that do; tells whether any was measured."""
         most = self._floor.max_ppl_ratio
         reading = [one for one in found if one.best is None or not one.best.holds_everything]
-        if self._config.format != AUTO or math.isinf(most) or self._dense != BLOCKS or not reading:
+        is_open = self._config.format == AUTO and not math.isinf(most)
+        # no module of transformers multiplies an expert's matrix alone, so their sensitivities are unknown
+        if not is_open or self._dense != BLOCKS or self._inputs.model.spec.is_mixture or not reading:
             return False
         self._mixes = mixes = self._expected_mixes()
 

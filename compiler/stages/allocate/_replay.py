@@ -18,8 +18,9 @@ from typing import NamedTuple
 import numpy as np
 
 from coldpress.compiler import seconds
+from coldpress.compiler.activity import expert_counts
 from coldpress.compiler.activity.cached_routing import routed
-from coldpress.compiler.activity.choice import Arrays, Choice, replayed_layers
+from coldpress.compiler.activity.choice import Arrays, Choice, of_experts, replayed_layers
 from coldpress.compiler.activity.unit_statistics import NORMS, all_statistics
 from coldpress.compiler.cost_model import all_read_units, flash_bytes, unit_bytes
 from coldpress.compiler.dense_run import dense_run
@@ -228,10 +229,11 @@ class Replays:
         return found
 
     def _signal(self, key: Key) -> np.ndarray:
-        """Returns the trace's activity of a family, float32 [num_tokens, num_units]."""
-        layer, family = key
-        name = f"{layer}.{activity_of(family, self._inputs.model.spec)}"
-        return self._trace[name].astype(np.float32)
+        """Returns the trace's activity of a family, float32 [num_tokens, num_units]; of blocks the largest neuron's."""
+        (layer, family), spec = key, self._inputs.model.spec
+        values = self._trace[f"{layer}.{activity_of(family, spec)}"].astype(np.float32)
+        of_units = values.reshape(len(values), num_units(family, spec), -1)
+        return np.abs(of_units).max(axis=2) if of_units.shape[2] > 1 else values
 
     @functools.cached_property
     def _trace(self) -> dict[str, np.ndarray]:
@@ -360,6 +362,8 @@ def calibrated(
     sparsity: Sparsity, entry: LayerStatistics, family: FamilyName, units: int, num_tokens: int, overprediction: float
 ) -> Text:
     """Returns the units that calibration's tokens use; drawn ones where activity is not known."""
+    if family == BLOCKS and entry.experts is not None:
+        return _text(of_experts(expert_counts.used_experts(entry.experts, num_tokens), units))
     random = np.random.default_rng(entry.layer)
     known = entry.family(family)
     density = sparsity.density(family, entry.layer)
