@@ -34,7 +34,9 @@ PLANS = f"{DEVICE}/route.json" if settings.needs_routing(CONFIG) else f"{DEVICE}
 IMPORTANCE = [f"{DEVICE}/importance.json"] if CONFIG["imatrix"] else []
 # The build of the draft model, which only its artifact is taken from.
 DRAFT = f"{CONFIG.draft.model.name}/{CONFIG.draft.target}" if CONFIG.draft else None
+DRAFT_CORPUS = [f"{CONFIG.draft.model.name}/tokenize.json"] if DRAFT else []
 DRAFT_PACKAGE = [local(f"{DRAFT}/package.json")] if DRAFT else []
+DRAFT_MANIFEST = [local(f"{DRAFT}/package/manifest.json")] if DRAFT else []
 DRAFTER = [f"{DEVICE}/draft.json"] if DRAFT else []
 EXPORT = [f"{DEVICE}/export.json"] if CONFIG["export"] else []
 # Files that this build, or an earlier one with another format, may have exported.

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from pydantic import Field
 from tokenizers import Tokenizer
 
 from coldpress.compiler.activity.source_logits import SourceLogits
@@ -24,7 +23,7 @@ from coldpress.runtime.generate.session import Session
 from coldpress.runtime.plan.budget import holds_everything, units_whole_bytes
 from coldpress.runtime.simulate import pass_seconds
 from coldpress.runtime.text.tokenizer import TOKENIZER_FILE
-from coldpress.schemas.base import PositiveCount, Record
+from coldpress.schemas.base import Record
 from coldpress.schemas.corpus import Corpus
 from coldpress.schemas.drafter import Drafter
 from coldpress.schemas.errors import ColdpressError
@@ -38,12 +37,12 @@ if TYPE_CHECKING:
 LOG = logging.getLogger(__name__)
 
 
-class DraftConfig(Record):
-    """Settings of `draft`."""
+NUM_TOKENS = 2048
+"""Validation tokens that guesses are compared on, in whole blocks, at least two."""
 
-    draft_validation_tokens: PositiveCount = Field(
-        default=2048, description="validation tokens that guesses are compared on; whole blocks, at least two"
-    )
+
+class DraftConfig(Record):
+    """Settings of `draft`: none."""
 
 
 def run(
@@ -66,7 +65,7 @@ def run(
     folder = standing(draft_package)
     _check_same_tokens(model, corpus, draft_corpus, folder)
     blocks = load_arrays(corpus.split("validation").arrays, "tokens")["tokens"]
-    blocks = blocks[: max(2, config.draft_validation_tokens // blocks.shape[1])]
+    blocks = blocks[: max(2, NUM_TOKENS // blocks.shape[1])]
     manifest = open_artifact(folder).manifest
     dram_bytes = units_whole_bytes(manifest, manifest.plans[0])
     with Session(folder, dram_budget_bytes=dram_bytes) as session:
@@ -89,7 +88,7 @@ def run(
 def needs(build: "Build") -> StageNeeds:
     """Counts a layer's weights, hidden states and the logits of a block; the draft model is taken to be as large as a
     third of the model."""
-    tokens = max(DraftConfig().draft_validation_tokens, 2 * build.block_tokens)
+    tokens = max(NUM_TOKENS, 2 * build.block_tokens)
     logits = 4 * 4 * build.block_tokens * build.model.spec.vocab_size
     hidden = 2 * 4 * tokens * build.model.spec.hidden_size
     held = build.layer_weights_bytes + build.head_bytes + build.running_bytes(8) + hidden + logits

@@ -247,8 +247,6 @@ def resolve(raw: Mapping[str, Any], known: ModelReference | None = None, *, ask:
     values["method"] = _method(values["method"], reference)
     named = {*said, *(profile.settings if profile else ())}
     values |= _left_open(values, named, reference)
-    if values["draft_model"] is not None and values["draft"] is None:
-        values["draft"] = AUTO
     _check_format(values["format"], reference)
     _check_cache(values["cache"])
     _check_routing(values, reference)
@@ -449,12 +447,14 @@ def _method(requested: str, model: ModelReference) -> str:
 
 def _left_open(values: Mapping[str, Any], named: Collection[str], model: ModelReference) -> dict[str, str]:
     """Returns the formats of weights, and of keys and values, and the routing of a mixture: `auto` where nobody names
-    one, for the search of an open method, and for the formats that a dense run keeps of a GGUF file.
+    one, for the search of an open method, and for the formats that a dense run keeps of a GGUF file; and `auto` drafts
+    where there is a draft model.
 
     Raises:
         ColdpressError: if one is `auto` otherwise.
     """
-    found: dict[str, str] = {}
+    has_draft_model = values["draft_model"] is not None and values["draft"] is None
+    found: dict[str, str] = {"draft": AUTO} if has_draft_model else {}
     method = values["method"]
     keeps_codes = method != AUTO and model.is_gguf and _is_whole(method)
     is_searched = method == AUTO

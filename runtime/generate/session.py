@@ -59,6 +59,8 @@ class Session:
     one runs, in this thread or another: threads that run at the same time need a session each.
     """
 
+    _activations: ActivationFormat
+
     def __init__(
         self,
         path: str | Path,
@@ -80,7 +82,7 @@ class Session:
         identity: str | None = None,
         started_s: float | None = None,
     ) -> None:
-        """Opens the artifact, divides the budget, and loads resident tensors and pinned units.
+        """Opens the artifact, divides the budget, and loads what stays in DRAM.
 
         Args:
             dram_budget_bytes: None takes the artifact's largest plan; with room for all, nothing is read later.
@@ -100,9 +102,8 @@ class Session:
             started_s: time.perf_counter() from which the first token's time counts; None for now.
 
         Raises:
-            ArtifactError: if the artifact is damaged.
-            DoesNotFitError: if the budget cannot hold what must stay in DRAM.
-            ColdpressError: for an unknown name, or a selector that the artifact cannot serve.
+            ArtifactError, DoesNotFitError: if the artifact is damaged; if the budget cannot hold what must be in DRAM.
+            ColdpressError: for an unknown name, or a selector or draft that the artifact cannot serve.
         """
         self._started_s: float | None = time.perf_counter() if started_s is None else started_s
         self._running, self.step, self._closed = threading.Lock(), threading.Lock(), False
@@ -111,38 +112,37 @@ class Session:
         self.artifact = on_device(self._opened, device)
         self._choose: Callable[[int], Plan] | None = None  # for another budget; a given plan stays
         if plan is None:
-            settings = selector, cache, collapse, preload, kv_cache, routing
-            plan, self._choose = choices(self.artifact.manifest, dram_budget_bytes, *settings)
+            settings = dram_budget_bytes, selector, cache, collapse, preload, kv_cache, routing
+            plan, self._choose = choices(self.artifact.manifest, *settings)
         self._wanted_plan = plan
-        clocks = [Clock(self.artifact.manifest, plan)] if modelled or flash == SIMULATED else []  # it takes a run time
-        watching = [*([recorder] if recorder else []), *observers, *clocks]
+        clock = Clock(self.artifact.manifest, plan) if modelled or flash == SIMULATED else None  # it takes a run time
+        watching = filter(None, [recorder, *observers, clock])
         self.store = Store(self.artifact, plan, make_flash(self.artifact, plan, flash), *watching)
-        self._activations: ActivationFormat = activation_format(activations)
-        self._flash = flash
+        self._flash, self._activations = flash, activation_format(activations)
         self.decoder = Decoder(self.artifact, self.store, Selection(self.artifact, plan), self._activations)
-        self._draft_model: DraftModel | None = None
-        if draft_of(self.plan, self.artifact.manifest)[0].NEEDS_MODEL:
-            self._open_draft_model()
+        self._draft_model = self._opened_draft_model() if self._plans_a_draft_model else None
 
-    def _open_draft_model(self) -> DraftModel:
-        """Opens the artifact's draft model at its first use; raises `ColdpressError` if the plan has no DRAM for it."""
+    @property
+    def _plans_a_draft_model(self) -> bool:
+        return draft_of(self.plan, self.artifact.manifest)[0].NEEDS_MODEL
+
+    def _opened_draft_model(self) -> DraftModel:
+        """Returns the artifact's draft model, opened; raises `ColdpressError` if the plan has no DRAM for it."""
         if not self.plan.draft_bytes:
             raise ColdpressError(
                 f"the draft 'model' was asked for, and {self.plan.title} has no DRAM for one; use --draft lookup, or "
                 "build with draft_model=NAME and a budget that the whole model does not fit into"
             )
-        if self._draft_model is None:
-            self._draft_model = DraftModel(
-                os.path.join(self._opened.path, DRAFT_FOLDER),
-                self.decoder.spec.vocab_size,
-                dram_bytes=self.plan.draft_bytes,
-                identity=self._opened.entry(f"{DRAFT_FOLDER}/{MANIFEST_FILE}").sha256,
-                certainty=self.plan.draft_certainty,
-                flash=self._flash,
-                activations=self._activations,
-                modelled=self.store.clock is not None,
-            )
-        return self._draft_model
+        return DraftModel(
+            os.path.join(self._opened.path, DRAFT_FOLDER),
+            self.decoder.spec.vocab_size,
+            dram_bytes=self.plan.draft_bytes,
+            identity=self._opened.entry(f"{DRAFT_FOLDER}/{MANIFEST_FILE}").sha256,
+            certainty=self.plan.draft_certainty,
+            flash=self._flash,
+            activations=self._activations,
+            modelled=self.store.clock is not None,
+        )
 
     def _close_draft_model(self) -> None:
         if self._draft_model is not None:
@@ -323,9 +323,10 @@ class Session:
                     found = passes.step(ids, max_new_tokens - len(tokens))
 
     def _drafting(self, draft: Drafting, context_length: int) -> AbstractContextManager[Propose]:
-        if isinstance(draft, Draft) and draft.NEEDS_MODEL:
-            return draft.drafting(context_length, self._open_draft_model())
-        return draft.drafting(context_length)
+        if not isinstance(draft, Draft) or not draft.NEEDS_MODEL:
+            return draft.drafting(context_length)
+        self._draft_model = self._draft_model or self._opened_draft_model()  # if the plan has changed since the opening
+        return draft.drafting(context_length, self._draft_model)
 
     def _with_drafts(self, draft: Drafting, metrics: RunMetrics) -> RunMetrics:
         """Adds the modelled seconds of the draft model, which computes while no other layer does."""

@@ -18,7 +18,7 @@ from tests.support.hf import load_hf
 from tests.support.records import Build
 from tests.support.tiny import tiny_spec
 
-CONFIG = DraftConfig(draft_validation_tokens=96)
+CONFIG = DraftConfig()
 
 
 @pytest.fixture(scope="module")

@@ -33,7 +33,7 @@ NO_KEYS = {
         "distill_patience",
         "validation_blocks",
     },
-    "allocate": {"allocation_tokens"},
+    "allocate": {"allocation_tokens", "head_as_layers"},
     "predict": {"predictor_steps"},
     "preflight": {"folder", "settings", "inputs", "shards", "here"},
     "calibrate": {"shard", "num_shards"},
