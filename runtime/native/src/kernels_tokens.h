@@ -7,6 +7,18 @@ namespace {
 
 constexpr int kTokens = Isa::kWidth >= 16 ? 4 : 2;  // vectors at a time: as many as fit the registers
 
+// Calls act(T, first) for groups of T vectors: kTokens at a time, and the rest together.
+template <class Act>
+void over_groups(int tokens, const Act& act) {
+    int t = 0;
+    for (; t + kTokens <= tokens; t += kTokens) act(Count<kTokens>{}, t);
+    if (tokens - t == 1) act(Count<1>{}, t);
+    if constexpr (kTokens > 2) {
+        if (tokens - t == 2) act(Count<2>{}, t);
+        if (tokens - t == 3) act(Count<3>{}, t);
+    }
+}
+
 // out[r * T + t] = dot(rows[r], x[t])
 template <Format F, int R, int T>
 inline void dot_tile(const uint8_t* const* rows, int64_t length, const float* const* x, float* out) {
@@ -46,10 +58,9 @@ void dot_tokens(Format format, const uint8_t* const* rows, int64_t count, int64_
                 const float* const* x, float* const* out) {
     with_format(format, [&](auto type) {
         constexpr Format F = decltype(type)::value;
-        int t = 0;
-        for (; t + kTokens <= tokens; t += kTokens)
-            dot_tokens_format<F, kTokens>(rows, count, length, x + t, out + t);
-        for (; t < tokens; ++t) dot_tokens_format<F, 1>(rows, count, length, x + t, out + t);
+        over_groups(tokens, [&](auto group, int t) {
+            dot_tokens_format<F, decltype(group)::value>(rows, count, length, x + t, out + t);
+        });
     });
 }
 
@@ -88,10 +99,9 @@ void axpy_tokens(Format format, const uint8_t* const* rows, int64_t count, int64
                  const float* const* coefficients, float* const* y) {
     with_format(format, [&](auto type) {
         constexpr Format F = decltype(type)::value;
-        int t = 0;
-        for (; t + kTokens <= tokens; t += kTokens)
-            axpy_tokens_format<F, kTokens>(rows, count, length, coefficients + t, y + t);
-        for (; t < tokens; ++t) axpy_tokens_format<F, 1>(rows, count, length, coefficients + t, y + t);
+        over_groups(tokens, [&](auto group, int t) {
+            axpy_tokens_format<F, decltype(group)::value>(rows, count, length, coefficients + t, y + t);
+        });
     });
 }
 
