@@ -7,16 +7,20 @@ namespace {
 
 constexpr int kTokens = Isa::kWidth >= 16 ? 4 : 2;  // vectors at a time: as many as fit the registers
 
-// Calls act(T, first) for groups of T vectors: kTokens at a time, and the rest together.
-template <class Act>
+template <int T, class Act>
+void over_rest(int left, int first, const Act& act) {
+    if constexpr (T > 0) {
+        if (left == T) return act(Count<T>{}, first);
+        over_rest<T - 1>(left, first, act);
+    }
+}
+
+// Calls act(T, first) for groups of kMost vectors, and for the rest together.
+template <int kMost, class Act>
 void over_groups(int tokens, const Act& act) {
     int t = 0;
-    for (; t + kTokens <= tokens; t += kTokens) act(Count<kTokens>{}, t);
-    if (tokens - t == 1) act(Count<1>{}, t);
-    if constexpr (kTokens > 2) {
-        if (tokens - t == 2) act(Count<2>{}, t);
-        if (tokens - t == 3) act(Count<3>{}, t);
-    }
+    for (; t + kMost <= tokens; t += kMost) act(Count<kMost>{}, t);
+    over_rest<kMost - 1>(tokens - t, t, act);
 }
 
 // out[r * T + t] = dot(rows[r], x[t])
@@ -58,7 +62,9 @@ void dot_tokens(Format format, const uint8_t* const* rows, int64_t count, int64_
                 const float* const* x, float* const* out) {
     with_format(format, [&](auto type) {
         constexpr Format F = decltype(type)::value;
-        over_groups(tokens, [&](auto group, int t) {
+        // A row whose blocks have a layout is taken alone, which leaves registers for more vectors.
+        constexpr int kMost = has_layout(F) && kTokens > 2 ? 2 * kTokens : kTokens;
+        over_groups<kMost>(tokens, [&](auto group, int t) {
             dot_tokens_format<F, decltype(group)::value>(rows, count, length, x + t, out + t);
         });
     });
@@ -99,7 +105,7 @@ void axpy_tokens(Format format, const uint8_t* const* rows, int64_t count, int64
                  const float* const* coefficients, float* const* y) {
     with_format(format, [&](auto type) {
         constexpr Format F = decltype(type)::value;
-        over_groups(tokens, [&](auto group, int t) {
+        over_groups<kTokens>(tokens, [&](auto group, int t) {
             axpy_tokens_format<F, decltype(group)::value>(rows, count, length, coefficients + t, y + t);
         });
     });
