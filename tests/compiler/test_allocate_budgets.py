@@ -197,7 +197,7 @@ class Judge:
     def up_to_all(self, _: str, known: Sequence[float | None]) -> Sequence[float | None]:
         return known if None in known else (*known, 1.0)
 
-    def config_of(self, candidate: Candidate) -> Candidate:
+    def config_of(self, candidate: Candidate, has_draft_model: bool = False) -> Candidate:
         return candidate
 
     def budget_bytes(self, _: Candidate) -> int:
