@@ -44,7 +44,7 @@ def test_json_is_one_object_with_everything(capsys, artifact):
     code, out, err = run(capsys, "generate", artifact.path, "--prompt", "The map was", "--max-new-tokens", 6, "--json")
     assert (code, err) == (0, "")
     found = json.loads(out)
-    keys = {"prompt_token_ids", "token_ids", "text", "stop", "metrics", "tokens", "per_token", "speculation", "draft"}
+    keys = {"prompt_token_ids", "token_ids", "text", "stop", "metrics", "tokens", "per_token", "speculation"}
     assert found.keys() == keys
     assert found["speculation"] == {
         "passes": 5,
@@ -53,7 +53,6 @@ def test_json_is_one_object_with_everything(capsys, artifact):
         "acceptance": 0.0,
         "tokens_per_pass": 1.0,
     }
-    assert found["draft"] is None
     assert found["prompt_token_ids"][0] == 0
     expected = Session(artifact.path).generate(found["prompt_token_ids"], 6)
     assert found["token_ids"] == list(expected.token_ids)
