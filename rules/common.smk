@@ -32,7 +32,7 @@ GRAM = [f"{DEVICE}/gram.json"] if settings.needs_gram(CONFIG) else []
 # The plans: those whose routing is settled, or exact.
 PLANS = f"{DEVICE}/route.json" if settings.needs_routing(CONFIG) else f"{DEVICE}/plan.json"
 IMPORTANCE = [f"{DEVICE}/importance.json"] if CONFIG["imatrix"] else []
-# The build of the draft model, which only its artifact is taken from.
+# The draft model's build: others take only its artifact.
 DRAFT = f"{CONFIG.draft.model.name}/{CONFIG.draft.target}" if CONFIG.draft else None
 DRAFT_CORPUS = [f"{CONFIG.draft.model.name}/tokenize.json"] if DRAFT else []
 DRAFT_PACKAGE = [local(f"{DRAFT}/package.json")] if DRAFT else []

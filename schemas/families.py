@@ -136,7 +136,7 @@ KNOWN_BEFORE: Mapping[Signal, tuple[MatrixRole, ...]] = {
 WHOLE_MLP = "neuron"
 """The family whose units hold the whole MLP, so that no part of the MLP stays resident."""
 BLOCKS = "block"
-"""The family whose units do so for neurons next to each other, which only runs that use all, or whole experts, read."""
+"""The family whose units hold neighbouring neurons; only runs that use all neurons, or whole experts, read them."""
 
 
 def known_family(name: str) -> str:
@@ -253,8 +253,8 @@ def dense_family(spec: ModelSpec) -> FamilyName:
 
 def num_units(family: str, spec: ModelSpec) -> int:
     """Returns the number of units of `family` in one layer; for the MLP's families, experts times units per expert.
-    Neuron i of expert e is unit e * intermediate_size + i, so that (layer, family) is the key of every table; blocks of
-    neurons are numbered alike."""
+    Neuron i of expert e is unit e * intermediate_size + i, so that (layer, family) is the key of every table. Blocks of
+    neurons have such numbers, too."""
     sizes: dict[Axis, int] = {
         "hidden_size": spec.hidden_size,
         "intermediate_size": spec.intermediate_size,

@@ -153,7 +153,7 @@ class Plan(Extended):
     draft_bytes: Count = 0
     """DRAM of the draft model, which lies in the artifact's folder `draft`; 0, which is left out, without one."""
     draft_certainty: Share = 1.0
-    """Least probability that all drafts so far are right, by the draft model, with which it proposes one more; 1, which
+    """The draft model proposes one more token while the product of its drafts' probabilities is at least this; 1, which
     is left out, without one."""
     routing: RoutingName | None = None
     """Way in which a mixture's routers choose experts; None, which is left out of the file, for the choice that the

@@ -25,7 +25,7 @@ class Held(NamedTuple):
     buffers: int = 0
     """The read buffer and the preload buffer."""
     draft: int = 0
-    """All that the draft model holds, which reads nothing."""
+    """The draft model."""
 
     @property
     def num_bytes(self) -> int:

@@ -1,9 +1,9 @@
 """draft: measures how often a draft model guesses the model's next token (LLM in a flash 5.2).
 
-Both see validation text. A guess counts as right if the draft's likeliest token is the model's likeliest, whatever the
-text goes on with: so often greedy drafts are accepted in a greedy run, if it wrote such text. A run's own text is
-easier to guess, so that drafts bring more than this says. The seconds of a guess are those of the draft model with all
-of its weights in DRAM, by the device's law.
+Both see validation text. A guess is right if the draft's likeliest token is the model's likeliest, whatever the text
+goes on with: a greedy run that wrote this text would accept the same share of greedy drafts. A run's own text is easier
+to guess, so that drafts bring more than this says. The device's law gives the seconds of a guess, with all of the draft
+model's units in DRAM.
 """
 
 import logging
@@ -19,6 +19,7 @@ from coldpress.compiler.io import Workspace, load_arrays
 from coldpress.compiler.publishing import standing
 from coldpress.compiler.steps import Steps
 from coldpress.runtime.artifact.reader import open_artifact
+from coldpress.runtime.generate.draft_model import likeliest
 from coldpress.runtime.generate.session import Session
 from coldpress.runtime.plan.budget import holds_everything, units_whole_bytes
 from coldpress.runtime.simulate import pass_seconds
@@ -35,8 +36,6 @@ if TYPE_CHECKING:
     from coldpress.compiler.needs import Build
 
 LOG = logging.getLogger(__name__)
-
-
 NUM_TOKENS = 2048
 """Validation tokens that guesses are compared on, in whole blocks, at least two."""
 
@@ -107,10 +106,9 @@ def _guesses(session: Session, blocks: np.ndarray, vocab_size: int) -> tuple[np.
     steps = Steps("draft, guesses", blocks.size, "tokens")
 
     def keep(logits: np.ndarray) -> None:
-        known = logits[:, :vocab_size].astype(np.float64)
-        best = known.max(axis=1)
-        tokens.append(known.argmax(axis=1))
-        certainty.append((1 / np.exp(known - best[:, None]).sum(axis=1)).astype(np.float32))
+        best, probabilities = likeliest(logits[:, :vocab_size])
+        tokens.append(best)
+        certainty.append(probabilities.astype(np.float32))
         steps.add(len(logits))
 
     session.perplexity(blocks, sparse=False, on_logits=keep)

@@ -25,8 +25,6 @@ from coldpress.schemas.errors import ColdpressError, clipped
 
 MATRIX, ONLY = "matrix", "only"
 """Keys of `--config`: the file, and the names of the builds to make, with commas between them."""
-DRAFT = "draft:"
-"""Begins the names of draft models' builds."""
 ALONE = "build"
 """Name of a build that is no part of a matrix."""
 SHARED = ("ingest", "tokenize", "relufy", "calibrate", "explore")
@@ -132,12 +130,12 @@ def builds_of(raw: Mapping[str, Any], ask: bool = True) -> dict[str, BuildConfig
 def _with_drafts(builds: Mapping[str, BuildConfig]) -> dict[str, BuildConfig]:
     """Returns builds after those of their draft models, each once."""
     drafts = {build.draft.target_folder: build.draft for build in builds.values() if build.draft is not None}
-    return {f"{DRAFT}{draft.model.name}/{draft.target}": draft for draft in drafts.values()} | dict(builds)
+    return {f"draft:{draft.model.name}/{draft.target}": draft for draft in drafts.values()} | dict(builds)
 
 
 def asked(builds: Mapping[str, BuildConfig]) -> dict[str, BuildConfig]:
     """Returns the builds without those of draft models, which are parts of others."""
-    return {name: build for name, build in builds.items() if not name.startswith(DRAFT)}
+    return {name: build for name, build in builds.items() if not build.is_draft}
 
 
 class Module(NamedTuple):

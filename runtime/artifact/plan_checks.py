@@ -15,9 +15,7 @@ from coldpress.runtime.sparsity import Selector, sees_others
 from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.families import unit_keys, used_share
 from coldpress.schemas.layout import Plan
-from coldpress.schemas.manifest import DRAFT_FOLDER, MANIFEST_FILE, Manifest
-
-DRAFT = f"{DRAFT_FOLDER}/{MANIFEST_FILE}"
+from coldpress.schemas.manifest import DRAFT_MANIFEST, MANIFEST_FILE, Manifest
 
 
 class Facts:
@@ -27,7 +25,7 @@ class Facts:
         self.resident_bytes = layout_bytes(resident_tensors(manifest))
         self.predictor_bytes = layout_bytes(predictor_tensors(manifest))
         self.predicted = {entry.layer for entry in manifest.predictors}
-        self.has_draft_model = any(entry.path == DRAFT for entry in manifest.files)
+        self.has_draft_model = any(entry.path == DRAFT_MANIFEST for entry in manifest.files)
         self.keys = unit_keys(self.families, manifest.model)
         sections = manifest.flash.sections
         self.num_units = {
@@ -77,7 +75,8 @@ def check_plan(facts: Facts, plan: Plan, field: str) -> None:
     needs_model = plan.draft is not None and plugins.load("coldpress.runtime.drafts", Draft, plan.draft).NEEDS_MODEL
     expected = f"more than 0 with the draft {plan.draft}" if needs_model else "0 without a draft model"
     require((plan.draft_bytes > 0) == needs_model, "draft_bytes", plan.draft_bytes, expected)
-    require(not needs_model or facts.has_draft_model, "draft", plan.draft, f"one without a model: there is no {DRAFT}")
+    expected = f"one without a model: there is no {DRAFT_MANIFEST}"
+    require(not needs_model or facts.has_draft_model, "draft", plan.draft, expected)
     layers = 0 if plan.routing is None else spec.num_hidden_layers
     suits = len(plan.routing_strengths) == layers and all(0 <= one < float("inf") for one in plan.routing_strengths)
     expected = f"{layers} numbers of at least 0"

@@ -137,8 +137,7 @@ def _routed(manifest: Manifest, text: str | None) -> dict[str, object]:
     if name == EXACT:
         return {"routing": None, "routing_strengths": ()}
     strengths = (strength,) * manifest.model.num_hidden_layers
-    no_draft = {"draft": None, "draft_tokens": 0, "draft_bytes": 0, "draft_certainty": 1.0}
-    return {"routing": name, "routing_strengths": strengths, **no_draft}
+    return {"routing": name, "routing_strengths": strengths, **budget.WITHOUT_DRAFT}
 
 
 def _with_kv_cache(plan: Plan, manifest: Manifest, kind: KvCacheFormat | None) -> Plan:

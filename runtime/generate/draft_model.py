@@ -131,8 +131,9 @@ class _Sequence:
         drafts, certainty, more = list[int](), 1.0, ids[agreed:]
         while True:
             logits = self._model.append(decoder, more)
-            drafts.append(int(np.argmax(logits)))
-            certainty *= _probability_of_best(logits)
+            (token,), (probability,) = likeliest(logits[None])
+            drafts.append(int(token))
+            certainty *= float(probability)
             if len(drafts) == count or certainty < self._least:
                 break
             more = drafts[-1:]
@@ -140,6 +141,7 @@ class _Sequence:
         return drafts
 
 
-def _probability_of_best(logits: np.ndarray) -> float:
-    """Returns the probability of the likeliest token, in float64, of `logits`, float32 [V]."""
-    return float(1 / np.exp(logits.astype(np.float64) - logits.max()).sum())
+def likeliest(logits_TV: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the likeliest token of each row of logits, float32 [T, V]: int64 [T]; and its probability, float64 [T]."""
+    below = logits_TV.astype(np.float64) - logits_TV.max(axis=1, keepdims=True)
+    return logits_TV.argmax(axis=1), 1 / np.exp(below).sum(axis=1)

@@ -36,7 +36,7 @@ from coldpress.runtime.trace import Recorder
 from coldpress.schemas.device import DeviceProfile
 from coldpress.schemas.errors import ColdpressError, DoesNotFitError
 from coldpress.schemas.layout import Collapse, Plan, Preload
-from coldpress.schemas.manifest import DRAFT_FOLDER, MANIFEST_FILE
+from coldpress.schemas.manifest import DRAFT_FOLDER, DRAFT_MANIFEST
 from coldpress.schemas.metrics import RunMetrics
 
 
@@ -137,7 +137,7 @@ class Session:
             os.path.join(self._opened.path, DRAFT_FOLDER),
             self.decoder.spec.vocab_size,
             dram_bytes=self.plan.draft_bytes,
-            identity=self._opened.entry(f"{DRAFT_FOLDER}/{MANIFEST_FILE}").sha256,
+            identity=self._opened.entry(DRAFT_MANIFEST).sha256,
             certainty=self.plan.draft_certainty,
             flash=self._flash,
             activations=self._activations,
@@ -225,8 +225,8 @@ class Session:
         found = now if self._choose is None else self._choose(dram_budget_bytes)
         if found.name != now.name:
             return found.model_copy(update={"kv_cache_bytes": now.kv_cache_bytes})
-        drafts = "draft", "draft_tokens", "draft_bytes", "draft_certainty"  # which room for the whole model leaves out
-        return now.model_copy(update={name: getattr(found, name) for name in drafts})
+        # room for the whole model leaves the draft model out, another budget brings it back
+        return now.model_copy(update={name: getattr(found, name) for name in budget.WITHOUT_DRAFT})
 
     def generate(
         self,

@@ -9,8 +9,8 @@ that are read by row are loaded where they fit, too (`holds_tables`). Such a pla
 and slots, so that a smaller budget is divided as before; `as_run` gives the plan that the store follows.
 """
 
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from coldpress.runtime import plugins
 from coldpress.runtime.cache import CachePolicy
@@ -19,6 +19,9 @@ from coldpress.schemas.errors import DoesNotFitError
 from coldpress.schemas.layout import Plan, Section, by_budget, placed_parts
 from coldpress.schemas.manifest import Manifest
 from coldpress.schemas.memory import Held
+
+WITHOUT_DRAFT: Mapping[str, Any] = {"draft": None, "draft_tokens": 0, "draft_bytes": 0, "draft_certainty": 1.0}
+"""The fields of a plan that drafts nothing."""
 
 
 class Claim(NamedTuple):
@@ -154,7 +157,7 @@ def without_draft(plan: Plan) -> Plan:
     """Returns a plan that leaves the DRAM of its draft model free."""
     if not plan.draft_bytes:
         return plan
-    return plan.model_copy(update={"draft": None, "draft_tokens": 0, "draft_bytes": 0, "draft_certainty": 1.0})
+    return plan.model_copy(update=WITHOUT_DRAFT)
 
 
 def with_kv_cache(manifest: Manifest, plan: Plan, kv_cache_bytes: int, dram_budget_bytes: int) -> Plan:

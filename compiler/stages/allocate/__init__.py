@@ -157,7 +157,7 @@ def _with_draft(config: AllocateConfig, inputs: Inputs, formats: Formats | None)
     if inputs.drafter is None:
         return config
     named, plain = config.draft, of(without(config.draft))
-    found = Drafts(named, inputs).of(plain, Replays(inputs).of(plain).token_s, of)
+    found = Drafts(named, inputs).of(plain, Replays(inputs).of(plain).token_s, lambda: of(MODEL))
     return config.model_copy(update={"draft": MODEL if found else without(named)})
 
 

@@ -33,18 +33,18 @@ class Drafts:
             for count in range(1, 2 + COUNTS[-1] if inputs.drafter else 1)
         }
 
-    def of(self, plain: Sparsity, token_s: float, divided: Callable[[str], Sparsity]) -> WithDrafts | None:
+    def of(self, plain: Sparsity, token_s: float, divided: Callable[[], Sparsity]) -> WithDrafts | None:
         """Returns a division of the budget with the draft model, if it is asked for or clearly faster.
 
         Args:
             plain: The division without it, whose tokens take `token_s` seconds.
-            divided: Divides the same budget with a value of the key `draft`.
+            divided: Divides the same budget with it.
         """
         drafter = self._inputs.drafter
         if drafter is None or self._named not in (AUTO, MODEL) or not may_draft(plain, self._inputs.model.spec):
             return None
         try:
-            division = divided(MODEL)
+            division = divided()
         except DoesNotFitError:
             if self._named == MODEL:
                 raise

@@ -217,7 +217,7 @@ class BudgetJudge:
         self._check_attention(candidate)
         division = self._divided(candidate)
         token_s, hit_rate = self._replays.of(division, candidate.routing)
-        drafting = self._drafts.of(division, token_s, lambda draft: self._divided(candidate, draft == MODEL))
+        drafting = self._drafts.of(division, token_s, lambda: self._divided(candidate, has_draft_model=True))
         if drafting is not None:
             division, token_s = drafting.division, drafting.drafted.token_s
         density, held = division.mlp_density(self._inputs.model.spec), _held(division, self._inputs)

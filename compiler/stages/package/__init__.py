@@ -20,7 +20,7 @@ from coldpress.compiler.provenance import provenance
 from coldpress.compiler.publishing import point, publishing, standing
 from coldpress.compiler.stages.package.documents import Inputs, input_digests, write_documents
 from coldpress.compiler.stages.package.flash import PageChecksums, write_flash
-from coldpress.compiler.stages.package.hashing import Written
+from coldpress.compiler.stages.package.hashing import BLOCK_BYTES, Written
 from coldpress.compiler.stages.package.joined import (
     check_predictors,
     join_codes,
@@ -73,8 +73,6 @@ if TYPE_CHECKING:
 
 SLACK_BYTES = 64 << 20
 """Room for tokenizer, documents, tables and the file system's own structures in the check before writing."""
-COPIED_BYTES = 8 << 20
-"""Bytes of a draft model's file that are in memory at a time."""
 
 
 class PackageConfig(Record):
@@ -197,7 +195,7 @@ def _write(folder: Path, target: Path, inputs: Inputs, draft: Path | None) -> Pa
 
 def _copy(file: Path, written: Written, name: str) -> None:
     with open(file, "rb") as source, written.new(name) as copy:
-        while block := source.read(COPIED_BYTES):
+        while block := source.read(BLOCK_BYTES):
             copy.write(block)
 
 
