@@ -142,6 +142,6 @@ class _Sequence:
 
 
 def likeliest(logits_TV: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the likeliest token of each row of logits, float32 [T, V]: int64 [T]; and its probability, float64 [T]."""
+    """Returns the likeliest token of each row of logits float32 [T, V], int64 [T], and its probability, float64 [T]."""
     below = logits_TV.astype(np.float64) - logits_TV.max(axis=1, keepdims=True)
     return logits_TV.argmax(axis=1), 1 / np.exp(below).sum(axis=1)
