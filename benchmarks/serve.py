@@ -260,7 +260,7 @@ class Plugin(Benchmark[Options]):
         """Writes the served model."""
         shape: dict[str, Any] = {"num_hidden_layers": self.options.layers, "hidden_size": self.options.width}
         shape |= {"intermediate_size": 8 * self.options.width, "max_position_embeddings": CONTEXT}
-        more: dict[str, Any] = {"template": TEMPLATE, "read_buffer_bytes": self._buffer_bytes(), **shape}
+        more: dict[str, Any] = {"template": TEMPLATE, "recipe": {"read_buffer_bytes": self._buffer_bytes()}, **shape}
         return speaking_artifact(self.folder / "served", context_length=CONTEXT, **more).path
 
     def _buffer_bytes(self) -> int:

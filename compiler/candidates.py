@@ -19,9 +19,11 @@ from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.families import (
     FAMILIES,
     FormatName,
+    LayerFormats,
     UnitFormat,
     dense_family,
     missing_for_decoder,
+    names_in,
     slice_formats,
     slices,
 )
@@ -83,6 +85,11 @@ def misfit(format_name: FormatName, spec: ModelSpec) -> str | None:
     names = [*(f"{each}{role}" for role in roles for each in above), *_shared(spec)]
     found = (name for name in names if any(size % multiple for size in role_shape(spec, f"{name}.weight")))
     return next(found, None)
+
+
+def fits_columns(formats: LayerFormats, spec: ModelSpec) -> bool:
+    """Returns whether units with columns of down can have these formats."""
+    return not any(misfit(name, spec) for name in names_in(formats))
 
 
 def _shared(spec: ModelSpec) -> list[str]:

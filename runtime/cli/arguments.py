@@ -292,7 +292,7 @@ class Bench(Caps, Run):
         metavar="N",
     )
     draft: str | None = option(
-        "what proposes next tokens of a single sequence (default: the plan's; batches and the ladder have none)",
+        "what proposes next tokens (default: the plan's; the ladder has none)",
         type=click.Choice(plugins.names("coldpress.runtime.drafts")),
     )
     emulate: str | None = option(f"measure with the kernel's caps for {DEVICE_HELP}", metavar="DEVICE", panel=EMULATION)

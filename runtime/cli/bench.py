@@ -53,7 +53,7 @@ def run(
     draft: Drafting | None = None,
 ) -> list[Row]:
     """Measures each (selector, cache) of `combinations`, in which None takes the plan's; returns one row for each.
-    `num_tokens` are decoded per run after the first one; a single sequence has a `draft`, None for the plan's."""
+    `num_tokens` of each sequence are decoded per run after the first one, with a `draft`, None for the plan's."""
     return [
         measure(open_session(selector, cache), prompt_ids, num_tokens, num_runs, batch, draft)
         for selector, cache in combinations
@@ -74,7 +74,8 @@ def measure(
         return _summarize(session, [(done.metrics, done.tokens[1:]) for done in one], batch)
     prompts, drawn = [prompt_ids] * batch, [Sampling(temperature=1.0, seed=seed) for seed in range(batch)]
     several = [
-        generate_batch(session, prompts, num_tokens + 1, sampling=drawn, ignore_eos=True) for _ in range(num_runs)
+        generate_batch(session, prompts, num_tokens + 1, sampling=drawn, ignore_eos=True, draft=draft)
+        for _ in range(num_runs)
     ]
     return _summarize(session, [(done.metrics, done.decoded) for done in several], batch)
 
@@ -94,7 +95,7 @@ def _summarize(session: Session, found: Sequence[tuple[RunMetrics, Sequence[Toke
         selector=session.plan.method,
         cache=show_choice(session.plan.cache, session.plan.cache_options),
         batch=batch,
-        tokens_per_pass=speculation.tokens_per_pass if batch == 1 else 1.0,
+        tokens_per_pass=speculation.tokens_per_pass / batch,
         tokens_per_s=float(np.median([metrics.num_tokens / metrics.decode_s for metrics in runs])),
         reads_per_token=total("reads") / tokens,
         read_bytes_per_token=total("read_bytes") / tokens,

@@ -79,8 +79,6 @@ def _measure(flags: Bench) -> int:
     if flags.ladder:
         _check_ladder(flags)
         return _climb(flags, prompt_ids, caps)
-    if flags.batch > 1 and flags.draft not in (None, NO_DRAFT):
-        raise ColdpressError(f"--draft {flags.draft} is for one sequence, and --batch is {flags.batch}; leave one out")
     rows = bench.run(
         lambda selector, cache: open_session(flags, selector, cache, budget_of(flags)),
         [(selector, cache) for selector in names_of(flags.selector) for cache in names_of(flags.cache)],

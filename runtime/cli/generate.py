@@ -93,6 +93,8 @@ def _generate_batch(flags: Generate, recorder: Recorder | None, engine: LimitedE
         flags.max_new_tokens,
         sampling=[sampling.at(place) for place in range(len(prompts))],
         ignore_eos=flags.ignore_eos,
+        draft=draft_plugin(flags.draft),
+        draft_tokens=flags.draft_tokens or DRAFT_TOKENS,
         on_token=lambda number, token: found[number].add(token),
     )
     if flags.json:
@@ -126,6 +128,8 @@ def _generate_file(prompts_file: Path, flags: Generate, recorder: Recorder | Non
         flags.max_new_tokens,
         room,
         ignore_eos=flags.ignore_eos,
+        draft=draft_plugin(flags.draft),
+        draft_tokens=flags.draft_tokens or DRAFT_TOKENS,
         on_token=lambda number, token: begun[number].add(token),
     )
     with closing(steps):
@@ -152,14 +156,11 @@ def _shown(text: str) -> str:
 
 
 def _check_flags(flags: Generate) -> None:
-    draft = flags.draft
     if flags.batch is not None and flags.prompts is None:
         raise ColdpressError("--batch needs a file of --prompts, and there is none; leave it out")
     if flags.batch is not None and flags.batch > FEW_TOKENS:
         raise ColdpressError(f"--batch is {flags.batch}, expected 1 to {FEW_TOKENS}; leave it out for all of them")
-    if draft not in (None, NO_DRAFT) and (flags.prompts is not None or len(_prompts(flags)) > 1):
-        raise ColdpressError(f"--draft '{draft}' is for one prompt, and there are several; leave it out")
-    if draft in (None, NO_DRAFT) and flags.draft_tokens is not None:
+    if flags.draft in (None, NO_DRAFT) and flags.draft_tokens is not None:
         raise ColdpressError("--draft-tokens needs a --draft, and there is none; leave it out")
 
 

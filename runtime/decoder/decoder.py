@@ -261,7 +261,7 @@ class Decoder:
         return self.decode_many(np.array([token]))[0]
 
     def decode_many(self, tokens: np.ndarray, num_kept: int | None = None) -> np.ndarray:
-        """Appends T tokens in one causal pass; returns their logits, float32 [T, V].
+        """Appends T tokens to the first sequence in one causal pass; returns their logits, float32 [T, V].
 
         Each token uses only the units that the selector picks for it; units that several tokens use are read once. The
         logits equal those of decoding one token after the other: bit for bit for up to FEW_TOKENS if all units are in
@@ -277,43 +277,57 @@ class Decoder:
             ColdpressError: as `prefill`; or if there are too many tokens, or several that would use other units
                 together than one after the other (`Selection.check_many`).
         """
-        self._check_together(len(tokens), PREFILL_CHUNK_TOKENS)
-        if len(tokens) > 1:
-            self.check_many()
-        spans = [Span(self._caches[0], len(tokens))]
-        is_dense = self._selection.is_whole
-        hidden_TN = self._forward(tokens, spans, self._decode_layer, num_kept=num_kept, is_dense=is_dense)
-        if num_kept is None:
-            self._store.end_tokens(len(tokens))
-        return self._logits(hidden_TN)
+        return self._decode([tokens], [0], None if num_kept is None else [num_kept], PREFILL_CHUNK_TOKENS)
 
-    def decode_each(self, tokens: np.ndarray, sequences: Sequence[int]) -> np.ndarray:
-        """Appends one token to each of B distinct sequences, in one pass; returns their logits, float32 [B, V].
+    def decode_each(
+        self, tokens: Sequence[np.ndarray], sequences: Sequence[int], num_kept: Sequence[int] | None = None
+    ) -> np.ndarray:
+        """Appends tokens to each of several distinct sequences, in one pass; returns all logits, float32 [T, V], in the
+        order of the sequences.
 
         Units that several tokens use are read once; each token has the same logits as alone, as in `decode_many`.
-        There are 1 to FEW_TOKENS tokens, int [B].
+
+        Args:
+            tokens: At least one token of each sequence, int; together at most FEW_TOKENS.
+            num_kept: For drafts, of each sequence as of `decode_many`.
 
         Raises:
             ColdpressError: as `decode_many`.
         """
-        self._check_together(len(tokens), FEW_TOKENS)
-        if len(tokens) > 1:
+        return self._decode(tokens, sequences, num_kept, FEW_TOKENS)
+
+    def _decode(
+        self, tokens: Sequence[np.ndarray], sequences: Sequence[int], num_kept: Sequence[int] | None, most: int
+    ) -> np.ndarray:
+        counts = list(map(len, tokens))
+        if not counts or not min(counts) or sum(counts) > most:
+            raise ColdpressError(f"{sum(counts)} tokens are to be decoded at once, expected 1 to {most}")
+        if max(counts) > 1:
+            self.check_many()
+        if len(counts) > 1:
             self.check_batch()
-        spans = [Span(self._caches[sequence], 1) for sequence in sequences]
-        hidden_BN = self._forward(tokens, spans, self._decode_layer, is_dense=self._selection.is_whole)
-        self._store.end_tokens(len(tokens))
-        return self._logits(hidden_BN)
+        spans = [Span(self._caches[number], count) for number, count in zip(sequences, counts, strict=True)]
+        kept = None
+        if num_kept is not None:
+            kept = np.concatenate([np.arange(count) < n for count, n in zip(counts, num_kept, strict=True)])
+        is_dense = self._selection.is_whole
+        hidden_TN = self._forward(np.concatenate(tokens), spans, self._decode_layer, kept_T=kept, is_dense=is_dense)
+        if num_kept is None:
+            self._store.end_tokens(sum(counts))
+        return self._logits(hidden_TN)
 
-    def accept(self, num_standing: int, num_tokens: int) -> None:
-        """Ends a pass of `num_tokens` with drafts: accepts the first `num_standing` and takes back the others."""
-        self._store.end_tokens(num_standing)
-        self.roll_back(self.length - num_tokens + num_standing)
+    def accept(self, num_standing: Sequence[int], counts: Sequence[int], sequences: Sequence[int] = (0,)) -> None:
+        """Ends a pass with drafts: of the `counts` tokens of each sequence the first `num_standing` stay."""
+        self._store.end_tokens(sum(num_standing))
+        for number, stays, count in zip(sequences, num_standing, counts, strict=True):
+            self.roll_back(self._caches[number].length - count + stays, number)
 
-    def roll_back(self, length: int) -> None:
+    def roll_back(self, length: int, sequence: int = 0) -> None:
         """Takes back all tokens after the first `length`; the next tokens overwrite them in the KV cache."""
-        if not 0 <= length <= self.length:
-            raise ValueError(f"length is {length}, the KV cache has {self.length} tokens")
-        self._caches[0].length = length
+        cache = self._caches[sequence]
+        if not 0 <= length <= cache.length:
+            raise ValueError(f"length is {length}, the KV cache has {cache.length} tokens")
+        cache.length = length
 
     @property
     def sees_residency(self) -> bool:
@@ -330,10 +344,6 @@ class Decoder:
 
     def check_batch(self) -> None:
         self._selection.check_batch()
-
-    def _check_together(self, num_tokens: int, most: int) -> None:
-        if not 1 <= num_tokens <= most:
-            raise ColdpressError(f"{num_tokens} tokens are to be decoded at once, expected 1 to {most}")
 
     def _prefill_chunks(
         self,
@@ -360,7 +370,7 @@ class Decoder:
         spans: Sequence[Span],
         through: Callable[[_Layer, np.ndarray, Tokens], np.ndarray],
         parts: Sequence[slice] = (),
-        num_kept: int | None = None,
+        kept_T: np.ndarray | None = None,
         is_dense: bool = False,
     ) -> np.ndarray:
         """Takes tokens int [T] through all layers; returns hidden states after the last norm, span by span, [T, N].
@@ -368,8 +378,7 @@ class Decoder:
         Args:
             through: Takes hidden states through a layer.
             parts: Token ranges that must give the same bits alone and together (more than FEW_TOKENS tokens only).
-            num_kept: See `decode_many`.
-            is_dense: See `Tokens`.
+            kept_T, is_dense: See `Tokens`.
         """
         self.check_tokens(tokens)
         self._check_space(spans)
@@ -383,7 +392,7 @@ class Decoder:
         for kind, frequencies in self._inv_freq.items():
             rotary[kind] = rotary_tables(positions, frequencies, self.spec.rotary_scaling if kind == "main" else 1.0)
         prior = self._prior if through == self._decode_layer else self.prefill_prior
-        together = Tokens(spans, rotary, parts, num_kept, is_dense, prior)
+        together = Tokens(spans, rotary, parts, kept_T, is_dense, prior)
         for layer in self._layers:
             x_TN = through(layer, x_TN, together)
         for span in spans:  # only now: a pass that fails leaves the sequences as they were
@@ -412,7 +421,7 @@ class Decoder:
                 chosen = self._selection.select(key, signal, residency, work.experts)
                 ids, used_TU = union(chosen, residency.present.size)
                 # units in memory come first, so the kernels run while the rest is read
-                batches = self._store.submit(key, ids, _kept(ids, used_TU, tokens.num_kept))
+                batches = self._store.submit(key, ids, _kept(ids, used_TU, tokens.kept_T))
                 for units in chosen_blocks(batches, self._units[key], used_TU):
                     work.add(key, units)
                 inputs[key[1]] = h_TN
@@ -496,10 +505,10 @@ def _units(manifest: Manifest, activations: ActivationFormat) -> dict[Key, Units
     return {(layer, family): shared[family, name] for (layer, family), name in manifest.unit_formats.items()}
 
 
-def _kept(ids: np.ndarray, used_TU: np.ndarray | None, num_kept: int | None) -> np.ndarray | None:
-    if num_kept is None or used_TU is None:
+def _kept(ids: np.ndarray, used_TU: np.ndarray | None, kept_T: np.ndarray | None) -> np.ndarray | None:
+    if kept_T is None or used_TU is None:
         return None
-    return ids[used_TU[:num_kept, ids].any(axis=0)]
+    return ids[used_TU[kept_T][:, ids].any(axis=0)]
 
 
 def packed(lengths: Sequence[int]) -> Iterator[list[PromptChunk]]:

@@ -57,8 +57,8 @@ class Tokens:
     """cos and sin of their positions, by the kinds of rotation that layers use."""
     parts: Sequence[slice] = ()
     """Token ranges that must give the same bits alone and together (more than FEW_TOKENS tokens only)."""
-    num_kept: int | None = None
-    """The cache admits only units of the first `num_kept` tokens; None for all tokens."""
+    kept_T: np.ndarray | None = None
+    """The tokens whose units the cache admits, bool [T]; None for all tokens."""
     is_dense: bool = False
     """True if all tokens use all units, so that no selector needs a signal."""
     prior: Prior | None = None

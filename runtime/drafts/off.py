@@ -13,8 +13,8 @@ class Plugin(Draft):
 
     @contextmanager
     def drafting(self, context_length: int, model: Drafting | None = None) -> Generator[Propose]:
-        yield _nothing
+        yield nothing
 
 
-def _nothing(ids: Sequence[int], count: int, /) -> list[int]:
+def nothing(ids: Sequence[int], count: int, /) -> list[int]:
     return []

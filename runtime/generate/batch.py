@@ -4,7 +4,8 @@ A pass asks the store for the union of the units that its tokens select. So a ba
 but less per token; the larger the batch, the less sparsity is left (PowerInfer 8.2, Fig. 14). Each sequence has its own
 KV cache, settings and end. A sequence gets the same tokens as alone: bit-identical logits where everything is in DRAM,
 else equal up to the rounding of sums, since units arrive in another order. Prompts that begin together share a dense
-pass over flash.
+pass over flash. Drafts (runtime/generate/speculation.py) share the passes, too: as long as one sequence with the drafts
+that its plan asks for has more tokens in a pass than all running sequences have, these share the rest for drafts.
 
 There may be any number of prompts. The next ones begin when slots of the batch are free (as in Orca, Yu et al. 2022),
 their keys and values have room, and waiting for more prompts to share a dense pass costs more than the pass
@@ -14,19 +15,23 @@ when none waits; it is asked again before the next pass.
 
 import heapq
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from coldpress.runtime.decoder.decoder import PREFILL_CHUNK_TOKENS, Decoder, packed
+from coldpress.runtime.drafts import DRAFT_TOKENS, Drafting
+from coldpress.runtime.drafts.off import nothing
 from coldpress.runtime.generate.admission import Admission, AtOnce
 from coldpress.runtime.generate.prefixes import Prefixes
 from coldpress.runtime.generate.sampling import Chooser, Sampling
 from coldpress.runtime.generate.session import Session
-from coldpress.runtime.generate.statistics import Token
+from coldpress.runtime.generate.speculation import Drafts, Pass
+from coldpress.runtime.generate.statistics import Timer, Token
 from coldpress.runtime.generate.token_ids import token_array
 from coldpress.runtime.kernels import FEW_TOKENS
-from coldpress.schemas.errors import ColdpressError
+from coldpress.schemas.errors import ColdpressError, DoesNotFitError
 from coldpress.schemas.metrics import RunMetrics
 
 OnToken = Callable[[int, Token], bool | None]
@@ -44,7 +49,7 @@ class Prompt:
     max_new_tokens: int | None = None
     """None for the run's."""
     on_logits: OnLogits | None = None
-    """Called with the logits that each new token is chosen from; its time counts as the token's."""
+    """Called with the logits that each new token is chosen from, before the token is told."""
     scores_prompt: bool = False
     """True if `on_logits` is also called with the logits that follow each of the prompt's tokens."""
     is_left: Callable[[], bool] | None = None
@@ -88,6 +93,8 @@ def generate_batch(
     *,
     sampling: Sequence[Sampling] | None = None,
     ignore_eos: bool = False,
+    draft: Drafting | None = None,
+    draft_tokens: int = DRAFT_TOKENS,
     on_token: OnToken | None = None,
 ) -> Batch:
     """Continues several prompts at once.
@@ -97,6 +104,7 @@ def generate_batch(
         max_new_tokens: New tokens of each sequence, at least 1.
         sampling: Settings for each prompt; None is greedy for all.
         ignore_eos: Go on after end-of-sequence tokens.
+        draft, draft_tokens: As of `generate_each`.
         on_token: Called with every new token as soon as it is known; its time is not counted. The sequence ends after
             a token for which it returns True.
 
@@ -112,7 +120,16 @@ def generate_batch(
     lengths = [len(prompt) + max_new_tokens for prompt in prompts]
     room = Room(len(prompts), max(lengths, default=0), sum(lengths))
     each = map(Prompt, prompts, settings)
-    steps = generate_each(session, each, max_new_tokens, room, ignore_eos=ignore_eos, on_token=on_token)
+    steps = generate_each(
+        session,
+        each,
+        max_new_tokens,
+        room,
+        ignore_eos=ignore_eos,
+        draft=draft,
+        draft_tokens=draft_tokens,
+        on_token=on_token,
+    )
     found = list[tuple[Token, ...]]()
     while True:
         try:
@@ -144,6 +161,8 @@ def generate_each(
     room: Room,
     *,
     ignore_eos: bool = False,
+    draft: Drafting | None = None,
+    draft_tokens: int = DRAFT_TOKENS,
     on_token: OnToken | None = None,
     at_once: bool = False,
     prefixes: Prefixes | None = None,
@@ -159,6 +178,8 @@ def generate_each(
             stands for no prompt at present, and has no number; it ends the run if no sequence runs.
         max_new_tokens: New tokens of each sequence, at least 1.
         ignore_eos, on_token: As of `generate_batch`; prompts are numbered from 0.
+        draft, draft_tokens: As of `Session.generate`, for a sequence that runs alone. A sequence that the draft model's
+            KV cache has no room for beside the others runs without drafts.
         at_once: Whether waiting prompts begin before the next pass but one, whatever that costs those that run.
         prefixes: Where the keys and values of prompts are kept and found; None for nowhere.
     """
@@ -166,19 +187,51 @@ def generate_each(
     stop_ids = frozenset(() if ignore_eos else session.decoder.spec.eos_token_ids)
     with session.batch(room.longest, room.num_tokens) as timer:
         admission = AtOnce() if at_once else Admission(PREFILL_CHUNK_TOKENS)
-        run = _Run(session, prompts, max_new_tokens, room, stop_ids, on_token, admission, prefixes)
-        while True:
-            begun = run.admit()
-            if begun:
-                with session.step, timer.prefill():
-                    chosen = run.prefill(begun)
-            elif run.active:
-                with session.step, timer.decode():
-                    chosen = run.step()
-            else:
-                return timer.metrics(session.store)
-            run.take(begun or list(run.active), list(timer.tokens(chosen)))
-            yield from run.ended()
+        drafting = _Drafting(session, *session.checked_draft(draft, draft_tokens))
+        run = _Run(session, prompts, max_new_tokens, room, stop_ids, on_token, admission, prefixes, drafting)
+        with closing(run):
+            while True:
+                begun = run.admit()
+                if begun:
+                    with session.step, timer.prefill():
+                        found = run.prefill(begun)
+                elif run.active:
+                    with session.step, timer.decode():
+                        found = run.step()
+                else:
+                    return session.with_drafts(drafting.draft, timer.metrics(session.store))
+                run.take(found, timer)
+                yield from run.ended()
+
+
+@dataclass(frozen=True)
+class _Drafting:
+    """Where the drafts of all sequences come from."""
+
+    session: Session
+    draft: Drafting
+    most: int
+    """Drafts in a pass of a sequence that runs alone."""
+
+    def begin(self, num_tokens: int, ended: ExitStack) -> Drafts:
+        """Begins the drafts of a sequence of at most `num_tokens` tokens; `ended` ends them."""
+        try:
+            return Drafts(ended.enter_context(self.session.drafting(self.draft, num_tokens)))
+        except DoesNotFitError:
+            return Drafts(nothing)
+
+    def most_of(self, num_sequences: int) -> int:
+        """Returns the most drafts of each sequence in a pass of several."""
+        return (1 + self.most) // num_sequences - 1
+
+
+@dataclass(frozen=True)
+class _Found:
+    """A sequence's part in a step: its new tokens, and the logits that they were chosen from, float32 [T, V]."""
+
+    place: int
+    added: Pass
+    logits: np.ndarray
 
 
 @dataclass
@@ -191,6 +244,11 @@ class _Sequence:
     chooser: Chooser
     max_new_tokens: int
     asked: Prompt
+    ids: list[int]
+    """All tokens so far, prompt included."""
+    drafts: Drafts = field(default_factory=lambda: Drafts(nothing))
+    ended: ExitStack = field(default_factory=ExitStack)
+    """Ends the drafts."""
     has_failed: bool = False
     tokens: list[Token] = field(default_factory=list[Token])
     restored: int = 0
@@ -210,6 +268,7 @@ class _Run:
         on_token: OnToken | None,
         admission: Admission | AtOnce,
         prefixes: Prefixes | None,
+        drafting: _Drafting,
     ) -> None:
         self.active: dict[int, _Sequence] = {}
         self._ended: dict[int, _Sequence] = {}
@@ -219,7 +278,11 @@ class _Run:
         self._next = next(self._waiting, None)
         self._decoder: Decoder = session.decoder
         self._step, self._room, self._on_token = session.step, room, on_token
-        self._admission, self._prefixes = admission, prefixes
+        self._admission, self._prefixes, self._drafting = admission, prefixes, drafting
+
+    def close(self) -> None:
+        for sequence in self.active.values():
+            sequence.ended.close()
 
     def _prepared(self, prompts: Iterable[Prompt | None]) -> Iterator[_Sequence | None]:
         number = 0
@@ -228,7 +291,7 @@ class _Run:
                 yield None
                 continue
             ids, most = token_array(prompt.ids), prompt.max_new_tokens or self._max_new_tokens
-            yield _Sequence(number, ids, Chooser(prompt.sampling, ids.tolist()), most, prompt)
+            yield _Sequence(number, ids, Chooser(prompt.sampling, ids.tolist()), most, prompt, ids.tolist())
             number += 1
 
     def admit(self) -> list[int]:
@@ -256,6 +319,7 @@ class _Run:
                 break
             with self._step:
                 self._decoder.renew(place, self._num_tokens(self._next))
+                self._next.drafts = self._drafting.begin(self._num_tokens(self._next), self._next.ended)
             self.active[place], self._next = self._next, next(self._waiting, None)
             begun.append(place)
         return begun
@@ -263,7 +327,7 @@ class _Run:
     def _num_tokens(self, sequence: _Sequence) -> int:
         return len(sequence.prompt) + sequence.max_new_tokens
 
-    def prefill(self, places: Sequence[int]) -> list[int]:
+    def prefill(self, places: Sequence[int]) -> list[_Found]:
         for place in places:
             self._restore(place)
         prompts = [self.active[place].prompt[self.active[place].restored :] for place in places]
@@ -277,7 +341,8 @@ class _Run:
             asked = self.active[places[number]].asked.is_left
             return asked is not None and asked()
 
-        return self._chosen(places, self._decoder.prefill_each(prompts, places, watched, is_left))
+        logits = self._decoder.prefill_each(prompts, places, watched, is_left)
+        return [self._found(place, [], row[None]) for place, row in zip(places, logits, strict=True)]
 
     def _restore(self, place: int) -> None:
         """Finds the beginning of a prompt; a prompt that is scored needs the logits of all its tokens."""
@@ -287,50 +352,79 @@ class _Run:
             cache = self._decoder.kv_cache(place)
             sequence.restored = self._prefixes.restore(cache, sequence.prompt, sequence.arithmetic)
 
-    def step(self) -> list[int]:
-        last = np.array([sequence.tokens[-1].id for sequence in self.active.values()])
-        places = list(self.active)
-        return self._chosen(places, self._decoder.decode_each(last, places))
+    def step(self) -> list[_Found]:
+        places, most = list(self.active), self._drafting.most_of(len(self.active))
+        drafts = [self._next_drafts(self.active[place], most) for place in places]
+        tokens = [np.array([self.active[place].ids[-1], *each]) for place, each in zip(places, drafts, strict=True)]
+        kept = [self.active[place].drafts.num_expected(len(each)) for place, each in zip(places, drafts, strict=True)]
+        logits = self._decoder.decode_each(tokens, places, kept)
+        counts = list(map(len, tokens))
+        rows = np.split(logits, np.cumsum(counts)[:-1])
+        found = [self._found(*each) for each in zip(places, drafts, rows, strict=True)]
+        self._decoder.accept([len(one.added.token_ids) for one in found], counts, places)
+        return found
 
-    def _chosen(self, places: Sequence[int], logits: np.ndarray) -> list[int]:
-        chosen = list[int]()
-        for place, row in zip(places, logits, strict=True):
-            sequence = self.active[place]
-            asked = sequence.asked
-            if asked.on_logits and not (asked.scores_prompt and not sequence.tokens):
-                asked.on_logits(len(sequence.prompt) + len(sequence.tokens) - 1, row[None])
+    def _next_drafts(self, sequence: _Sequence, most: int) -> list[int]:
+        if self._decoder.sees_others:
+            return []  # the plan of another budget
+        return sequence.drafts.next(sequence.ids, min(most, sequence.max_new_tokens - len(sequence.tokens) - 1))
+
+    def _found(self, place: int, drafts: Sequence[int], logits: np.ndarray) -> _Found:
+        sequence = self.active[place]
+        asked = sequence.asked
+
+        def choose(row: np.ndarray) -> int:
             try:
-                chosen.append(sequence.chooser.choose(row))
+                return sequence.chooser.choose(row)
             except ColdpressError as error:
                 if asked.on_error is None:
                     raise
                 sequence.has_failed = True
                 asked.on_error(error)
-                chosen.append(0)
-        return chosen
+                return 0
 
-    def take(self, places: Sequence[int], tokens: Sequence[Token]) -> None:
-        """Adds a token to each sequence at `places`; a sequence that ends frees its place and its KV cache."""
-        self._note(places, tokens[0])
-        for place, token in zip(places, tokens, strict=True):
-            sequence = self.active[place]
-            sequence.tokens.append(token)
-            told = self._on_token(sequence.number, token) if self._on_token else None
-            if told or token.id in self._stop_ids or len(sequence.tokens) == sequence.max_new_tokens:
-                self._ended[sequence.number] = self.active.pop(place)
-                cache = self._decoder.kv_cache(place)
-                is_whole = cache.length >= len(sequence.prompt) and not sequence.has_failed  # the prefill, if left
-                if self._prefixes and is_whole:
-                    # only now: nobody waits for a token of this sequence
-                    self._prefixes.save(cache, sequence.prompt, sequence.arithmetic)
-                self._decoder.end(place)
+        return _Found(place, sequence.drafts.check(drafts, logits, choose), logits)
 
-    def _note(self, places: Sequence[int], first: Token) -> None:
-        """Notes the seconds of the step that gave each sequence at `places` a token; `first` carries them."""
-        if first.pass_number:
-            return self._admission.decoded(len(places), first.seconds, idle=len(places) < self._room.sequences)
+    def take(self, found: Sequence[_Found], timer: Timer) -> None:
+        """Adds new tokens to their sequences; a sequence that ends frees its place and its KV cache."""
+        self._note([one.place for one in found], timer.last)
+        for number, one in enumerate(found):
+            tokens = timer.tokens(one.added.token_ids, one.added.drafted, leads=number == 0)
+            for token, row in zip(tokens, one.logits, strict=False):
+                if self._take(one.place, token, row):
+                    break
+
+    def _take(self, place: int, token: Token, row: np.ndarray) -> bool:
+        """Adds a token to a sequence; returns whether it ends the sequence."""
+        sequence = self.active[place]
+        asked = sequence.asked
+        if asked.on_logits and not (asked.scores_prompt and not sequence.tokens):
+            asked.on_logits(len(sequence.ids) - 1, row[None])
+        sequence.tokens.append(token)
+        sequence.ids.append(token.id)
+        told = self._on_token(sequence.number, token) if self._on_token else None
+        has_ended = bool(told) or token.id in self._stop_ids or len(sequence.tokens) == sequence.max_new_tokens
+        if has_ended:
+            self._end(place)
+        return has_ended
+
+    def _end(self, place: int) -> None:
+        sequence = self.active.pop(place)
+        self._ended[sequence.number] = sequence
+        sequence.ended.close()
+        cache = self._decoder.kv_cache(place)
+        is_whole = cache.length >= len(sequence.prompt) and not sequence.has_failed  # the prefill, if left
+        if self._prefixes and is_whole:
+            # only now: nobody waits for a token of this sequence
+            self._prefixes.save(cache, sequence.prompt, sequence.arithmetic)
+        self._decoder.end(place)
+
+    def _note(self, places: Sequence[int], cost: Token) -> None:
+        """Notes the seconds of the step that gave each sequence at `places` tokens."""
+        if cost.pass_number:
+            return self._admission.decoded(len(places), cost.seconds, idle=len(places) < self._room.sequences)
         lengths = [len(self.active[place].prompt) - self.active[place].restored for place in places]
-        self._admission.prefilled(sum(1 for _ in packed(lengths)), first.seconds)
+        self._admission.prefilled(sum(1 for _ in packed(lengths)), cost.seconds)
 
     def ended(self) -> Iterator[tuple[Token, ...]]:
         """Yields the tokens of the next prompts in order, up to the first prompt that has not ended."""

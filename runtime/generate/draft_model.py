@@ -2,8 +2,8 @@
 
 It lies in the folder `draft`, a whole artifact, and computes with all of its weights in DRAM, which the plan counts. It
 proposes the likeliest tokens, whatever the run's settings are, and stops once all of a pass's drafts are together less
-likely than the plan asks: one more would cost more than it saves. Its sequence follows the run, and rolls back drafts
-that the larger model rejects.
+likely than the plan asks: one more would cost more than it saves. Each of its sequences follows one of the run, and
+rolls back drafts that the larger model rejects.
 """
 
 from collections.abc import Generator, Sequence
@@ -65,6 +65,9 @@ class DraftModel:
         store = Store(artifact, plan, make_flash(artifact, plan, flash), *clocks)
         decoder = Decoder(artifact, store, Selection(artifact, plan), activations)
         self._opened: _Opened | None = _Opened(artifact, plan, store, decoder)
+        decoder.begin_batch([0] * FEW_TOKENS)
+        self._free = set(range(FEW_TOKENS))
+        """Numbers of sequences that have not begun."""
         self._certainty, self._vocab_size = certainty, vocab_size
         self._num_tokens = self._num_passes = 0
 
@@ -81,40 +84,49 @@ class DraftModel:
 
     @contextmanager
     def drafting(self, context_length: int) -> Generator[Propose]:
-        """Raises `DoesNotFitError` if its KV cache is too short."""
+        """Raises `DoesNotFitError` if its KV cache is too short, also for this sequence beside those that run."""
         assert self._opened is not None
-        plan, store = self._opened.plan, self._opened.store
+        plan, decoder = self._opened.plan, self._opened.decoder
         if context_length > plan.context_length:
             raise DoesNotFitError(
                 f"the prompt and the new tokens make {context_length} tokens, the draft model's {plan.title} has a KV "
                 f"cache for {plan.context_length}; ask for fewer tokens, or build for a longer context_length"
             )
-        store.start_counting()
+        number = min(self._free)
+        decoder.renew(number, context_length)
+        self._free.remove(number)
+        try:
+            yield _Sequence(self, number, self._certainty).propose
+        finally:
+            self._free.add(number)
+            decoder.end(number)
+
+    def start_counting(self) -> None:
+        """Begins a run, of one sequence or of several: its figures are zero."""
         self._num_tokens = self._num_passes = 0
-        self._opened.decoder.begin(context_length)
-        yield _Sequence(self, self._certainty).propose
+        if self._opened is not None:
+            self._opened.store.start_counting()
 
     def modelled_s(self) -> float:
-        """Returns seconds on the device since the sequence began, without the prompt's; 0 once closed. See
-        `modelled`."""
+        """Returns seconds on the device since the run began, without the prompts'; 0 once closed. See `modelled`."""
         if self._opened is None:
             return 0.0
         return self._opened.store.metrics(self._num_tokens, 0.0, 0.0, 0.0, self._num_passes).modelled_s
 
-    def append(self, decoder: Decoder, tokens: Sequence[int]) -> np.ndarray:
+    def append(self, decoder: Decoder, sequence: int, tokens: Sequence[int]) -> np.ndarray:
         """Appends tokens of the run or of drafts, at least one; returns the logits after the last, float32 [V]."""
-        if decoder.length == 0 or len(tokens) >= FEW_TOKENS:
-            return decoder.prefill_last(np.array(tokens))[: self._vocab_size]
+        if decoder.kv_cache(sequence).length == 0 or len(tokens) >= FEW_TOKENS:
+            return decoder.prefill_each([np.array(tokens)], [sequence])[-1, : self._vocab_size]
         self._num_tokens += len(tokens)
         self._num_passes += 1
-        return decoder.decode_many(np.array(tokens))[-1, : self._vocab_size]
+        return decoder.decode_each([np.array(tokens)], [sequence])[-1, : self._vocab_size]
 
 
 class _Sequence:
     """The tokens in the draft's KV cache: tokens of the run, then drafts."""
 
-    def __init__(self, model: DraftModel, certainty: float) -> None:
-        self._model, self._least = model, certainty
+    def __init__(self, model: DraftModel, number: int, certainty: float) -> None:
+        self._model, self._number, self._least = model, number, certainty
         self._ids: list[int] = []
         self._agreed = 0
         """The number of leading ids that are known to equal the run's."""
@@ -127,10 +139,10 @@ class _Sequence:
         agreed = self._agreed
         while agreed < min(len(self._ids), len(ids) - 1) and self._ids[agreed] == ids[agreed]:
             agreed += 1
-        decoder.roll_back(agreed)
+        decoder.roll_back(agreed, self._number)
         drafts, certainty, more = list[int](), 1.0, ids[agreed:]
         while True:
-            logits = self._model.append(decoder, more)
+            logits = self._model.append(decoder, self._number, more)
             (token,), (probability,) = likeliest(logits[None])
             drafts.append(int(token))
             certainty *= float(probability)

@@ -8,7 +8,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,7 +22,7 @@ from coldpress.runtime.generate.choice import DEFAULT_FLASH, SIMULATED, choices,
 from coldpress.runtime.generate.draft_model import DraftModel
 from coldpress.runtime.generate.likelihood import Quality, sum_nll
 from coldpress.runtime.generate.sampling import Chooser, Sampling
-from coldpress.runtime.generate.speculation import Pass, Passes, check_draft_tokens
+from coldpress.runtime.generate.speculation import Drafts, Pass, check_draft_tokens, decode
 from coldpress.runtime.generate.statistics import Timer, Token
 from coldpress.runtime.generate.token_ids import token_array
 from coldpress.runtime.kernels.activations import DEFAULT_ACTIVATIONS, ActivationFormat, activation_format
@@ -292,43 +292,57 @@ class Session:
         """
         if max_new_tokens < 1:
             raise ColdpressError(f"the number of new tokens is {max_new_tokens}, expected at least 1")
-        if draft is None:
-            draft, draft_tokens = draft_of(self.plan, self.artifact.manifest)
-        drafts = not isinstance(draft, Draft) or draft.PROPOSES
-        if drafts:
-            check_draft_tokens(draft_tokens)
-            self.decoder.check_many()
         stop_ids = frozenset(() if ignore_eos else self.decoder.spec.eos_token_ids)
         context_length = len(prompt_ids) + max_new_tokens
-        with self._exclusive(), self._drafting(draft, context_length) as propose:
+        with self._exclusive(), ExitStack() as drafted:
+            draft, draft_tokens = self.checked_draft(draft, draft_tokens)
+            drafts = Drafts(drafted.enter_context(self.drafting(draft, context_length)))
             timer = self._start()
             self.decoder.begin(context_length)
             prompt = token_array(prompt_ids)
             ids, tokens = prompt.tolist(), list[Token]()
             chooser = Chooser(sampling or Sampling(), ids)
-            passes = Passes(self.decoder, chooser, propose, draft_tokens)
             with self.step, timer.prefill():
                 found = Pass((chooser.choose(self.decoder.prefill_last(prompt)),), 0)
             while True:
                 last, left = found.token_ids[-1], max_new_tokens - len(tokens) - len(found.token_ids)
-                if left > 0 and last not in stop_ids and not drafts:
+                if left > 0 and last not in stop_ids and not draft_tokens:
                     with self.step:
                         self.decoder.expect(last)
                 for token in timer.tokens(found.token_ids, found.drafted):
                     tokens.append(token)
                     if (yield token) or token.id in stop_ids or len(tokens) == max_new_tokens:
-                        return Generation(tuple(tokens), self._with_drafts(draft, timer.metrics(self.store)))
+                        return Generation(tuple(tokens), self.with_drafts(draft, timer.metrics(self.store)))
                 ids += found.token_ids
                 with self.step, timer.decode():
-                    found = passes.step(ids, max_new_tokens - len(tokens))
+                    most = min(draft_tokens, max_new_tokens - len(tokens) - 1)
+                    found = decode(self.decoder, chooser.choose, drafts, ids, most)
 
-    def _drafting(self, draft: Drafting, context_length: int) -> AbstractContextManager[Propose]:
+    def checked_draft(self, draft: Drafting | None, draft_tokens: int) -> tuple[Drafting, int]:
+        """Returns a given draft, None for the plan's, and the most drafts of a pass: 0 if it proposes nothing.
+
+        Raises:
+            ColdpressError: if one pass cannot check as many, or the plan refuses several tokens in one pass.
+        """
+        if draft is None:
+            draft, draft_tokens = draft_of(self.plan, self.artifact.manifest)
+        if isinstance(draft, Draft) and not draft.PROPOSES:
+            return draft, 0
+        check_draft_tokens(draft_tokens)
+        self.decoder.check_many()
+        if isinstance(draft, Draft) and draft.NEEDS_MODEL:  # the plan may have changed since the opening
+            self._draft_model = self._draft_model or self._opened_draft_model()
+        return draft, draft_tokens
+
+    def drafting(self, draft: Drafting, context_length: int) -> AbstractContextManager[Propose]:
+        """Begins a sequence of drafts; raises `DoesNotFitError` if the draft model has no room for one."""
         if not isinstance(draft, Draft) or not draft.NEEDS_MODEL:
             return draft.drafting(context_length)
-        self._draft_model = self._draft_model or self._opened_draft_model()  # if the plan has changed since the opening
+        if self._draft_model is None:
+            raise DoesNotFitError("the new DRAM budget has no room for the draft model; go on without drafts")
         return draft.drafting(context_length, self._draft_model)
 
-    def _with_drafts(self, draft: Drafting, metrics: RunMetrics) -> RunMetrics:
+    def with_drafts(self, draft: Drafting, metrics: RunMetrics) -> RunMetrics:
         """Adds the modelled seconds of the draft model, which computes while no other layer does."""
         is_model = isinstance(draft, Draft) and draft.NEEDS_MODEL
         if not is_model or self._draft_model is None or self.store.clock is None:
@@ -468,4 +482,6 @@ class Session:
         """Starts a run with counters at zero; the first run's clock started when the session began to open."""
         started_s, self._started_s = self._started_s, None
         self.store.start_counting()
+        if self._draft_model is not None:
+            self._draft_model.start_counting()
         return Timer(time.perf_counter() if started_s is None else started_s, self.store.counters)

@@ -10,14 +10,13 @@ LLM in a flash 5.2 caches the units of accepted tokens only. The cache decides b
 of T tokens it admits the units of the first 1 + a (T - 1), where a is the share of drafts accepted so far.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from coldpress.runtime.decoder.decoder import Decoder
 from coldpress.runtime.drafts import Propose
-from coldpress.runtime.generate.sampling import Chooser
 from coldpress.runtime.kernels import FEW_TOKENS
 from coldpress.schemas.errors import ColdpressError
 
@@ -25,7 +24,7 @@ from coldpress.schemas.errors import ColdpressError
 @dataclass(frozen=True)
 class Pass:
     token_ids: tuple[int, ...]
-    """New tokens, at least one: the accepted drafts, and one more."""
+    """New tokens of a sequence, at least one: the accepted drafts, and one more."""
     drafted: int
 
 
@@ -35,36 +34,43 @@ def check_draft_tokens(count: int) -> None:
         raise ColdpressError(f"the number of drafts of a pass is {count}, expected 1 to {FEW_TOKENS - 1}")
 
 
-class Passes:
-    def __init__(self, decoder: Decoder, chooser: Chooser, propose: Propose, draft_tokens: int) -> None:
-        """Takes a decoder that will have prefilled the prompt before the first `step`."""
-        self._decoder, self._chooser = decoder, chooser
-        self._propose, self._draft_tokens = propose, draft_tokens
+class Drafts:
+    """The drafts of one sequence, and how many of them were right so far."""
+
+    def __init__(self, propose: Propose) -> None:
+        self._propose = propose
         self._drafted = self._accepted = 0
 
-    def step(self, ids: Sequence[int], room: int) -> Pass:
-        """Drafts, checks the drafts in one pass, and returns the tokens that it added. `ids` are all tokens so far,
-        prompt included; the decoder has all but the last. At most `room` new tokens, at least one, may follow."""
-        drafts = self._drafts(ids, min(self._draft_tokens, room - 1))
-        logits = self._decoder.decode_many(np.array([ids[-1], *drafts]), self._expected(len(drafts)))
-        chosen: list[int] = []
-        for row, draft in zip(logits, [*drafts, None], strict=True):
-            chosen.append(self._chooser.choose(row))
+    def next(self, ids: Sequence[int], most: int) -> list[int]:
+        """Makes at most `most` drafts of what follows all tokens so far, `ids`."""
+        return self._propose(ids, most) if most > 0 else []
+
+    def num_expected(self, num_drafts: int) -> int:
+        """Returns the number of tokens that a pass with `num_drafts` drafts probably adds: of each draft the share
+        that was accepted so far, a half before the first one (Laplace's rule)."""
+        return 1 + round(num_drafts * (self._accepted + 1) / (self._drafted + 2))
+
+    def check(self, drafts: Sequence[int], logits_TV: np.ndarray, choose: Callable[[np.ndarray], int]) -> Pass:
+        """Chooses tokens as long as they equal the drafts, and one more, from the logits float32 [T, V] of the last
+        token and of each draft."""
+        chosen = list[int]()
+        for row, draft in zip(logits_TV, [*drafts, None], strict=True):
+            chosen.append(choose(row))
             if chosen[-1] != draft:
                 break
-        self._decoder.accept(len(chosen), 1 + len(drafts))
         self._drafted += len(drafts)
         self._accepted += len(chosen) - 1
         return Pass(tuple(chosen), len(drafts))
 
-    def _drafts(self, ids: Sequence[int], most: int) -> list[int]:
-        """Makes at most `most` drafts; none once the plan of another budget refuses several tokens."""
-        return self._propose(ids, most) if most and not self._decoder.sees_others else []
 
-    def _expected(self, num_drafts: int) -> int:
-        return 1 + round(num_drafts * self._acceptance)
-
-    @property
-    def _acceptance(self) -> float:
-        """Returns the share of drafts that are accepted: a half before the first one (Laplace's rule)."""
-        return (self._accepted + 1) / (self._drafted + 2)
+def decode(
+    decoder: Decoder, choose: Callable[[np.ndarray], int], drafts: Drafts, ids: Sequence[int], most: int
+) -> Pass:
+    """Drafts at most `most` tokens and checks them in one pass. `ids` are all tokens so far, prompt included; the
+    decoder has all but the last."""
+    # the plan of another budget may refuse several tokens at once
+    drafted = [] if decoder.sees_others else drafts.next(ids, most)
+    logits = decoder.decode_many(np.array([ids[-1], *drafted]), drafts.num_expected(len(drafted)))
+    found = drafts.check(drafted, logits, choose)
+    decoder.accept([len(found.token_ids)], [1 + len(drafted)])
+    return found

@@ -36,7 +36,7 @@ class Token:
     pass_number: int = 0
     """The pass through the layers that gave the token; 0 is the prefill."""
     drafted: int = 0
-    """Drafts that the pass checked; only the first token of a pass has them."""
+    """Drafts of its sequence that the pass checked; only the first token of a sequence and pass has them."""
     accepted: bool = False
     """True for a token that was a draft."""
 
@@ -119,17 +119,18 @@ class Timer:
         self._first_token_s: float | None = None
         self._prefill_s = self._decode_s = 0.0
         self._num_decoded = self._num_passes = 0
-        self._last, self._decoding = Token(id=-1), False
+        self.last = Token(id=-1)
+        """The cost of the last step, without a token."""
 
     @contextmanager
     def prefill(self) -> Generator[None]:
         start, before = time.perf_counter(), replace(self._counters)
         yield
-        stop, after, self._decoding = time.perf_counter(), self._counters, False
+        stop, after = time.perf_counter(), self._counters
         self._prefill_s += stop - start
         if self._first_token_s is None:
             self._first_token_s = stop - self._started_s
-        self._last = Token(
+        self.last = Token(
             id=-1,
             seconds=stop - start,
             flash_s=after.prefill_flash_s - before.prefill_flash_s,
@@ -141,11 +142,11 @@ class Timer:
     def decode(self, num_tokens: int = 1) -> Generator[None]:
         start, before = time.perf_counter(), replace(self._counters)
         yield
-        seconds, after, self._decoding = time.perf_counter() - start, self._counters, True
+        seconds, after = time.perf_counter() - start, self._counters
         self._decode_s += seconds
         self._num_decoded += num_tokens
         self._num_passes += 1
-        self._last = Token(
+        self.last = Token(
             id=-1,
             seconds=seconds,
             flash_s=after.flash_s - before.flash_s,
@@ -153,19 +154,23 @@ class Timer:
             read_bytes=after.read_bytes - before.read_bytes,
             hits=after.hits - before.hits,
             misses=after.misses - before.misses,
+            pass_number=self._num_passes,
         )
 
-    def tokens(self, token_ids: Sequence[int], drafted: int = 0) -> Iterator[Token]:
-        """Yields the tokens of the last step: the first with the step's cost, the others with none.
+    def tokens(self, token_ids: Sequence[int], drafted: int = 0, *, leads: bool = True) -> Iterator[Token]:
+        """Yields the new tokens of one sequence of the last step. If the step checked drafts of it, all tokens but the
+        last were drafts.
 
-        They are consecutive tokens of one sequence, or one token of each of several sequences. If the step checked
-        drafts, all tokens but the last were drafts.
+        Args:
+            leads: Whether the first token carries the step's cost; in a batch only that of the first sequence does.
         """
         num_accepted = len(token_ids) - 1 if drafted else 0
+        number = self.last.pass_number
         for place, token_id in enumerate(token_ids):
-            token = Token(id=token_id) if place else replace(self._last, id=token_id, drafted=drafted)
-            self._num_decoded += self._decoding and place > 0
-            yield replace(token, pass_number=self._num_passes if self._decoding else 0, accepted=place < num_accepted)
+            token = self.last if leads and not place else Token(id=-1, pass_number=number)
+            self._num_decoded += number > 0 and not (leads and not place)
+            drafts = 0 if place else drafted
+            yield replace(token, id=token_id, drafted=drafts, accepted=place < num_accepted)
 
     def decoded(self) -> tuple[int, float]:
         return self._num_decoded, self._decode_s

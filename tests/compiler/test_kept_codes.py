@@ -141,6 +141,26 @@ def explored(source: Source, tmp_path_factory: pytest.TempPathFactory) -> tuple[
     return model, corpus, activations, explore.run(ExploreConfig(method="auto"), model, corpus, activations, work, 1)
 
 
+def test_columns_that_are_no_whole_blocks_are_not_measured(tmp_path: Path) -> None:
+    """Rows of down are a whole block of q6_k, its columns a quarter: no unit of a selector can have the file's format,
+    as in Qwen2.5-Coder-0.5B."""
+    sizes = {"hidden_size": 64, "intermediate_size": 256, "num_attention_heads": 4, "num_key_value_heads": 2}
+    _, file = exported(tmp_path, "llama", sizes | {"head_dim": 16}, layers=2)
+    mixed = quantized(file, tmp_path / "mixed.gguf", lambda name: type_of("q6_k" if "ffn_down" in name else "q5_0"))
+    source = with_text(tmp_path, mixed, run(mixed, tmp_path / "ingest"))
+    model, corpus = source.model, load_record(source.folder / "tokenize.json", Corpus)
+    own = own_layers(model)
+    assert own == ("q5_0+q5_0+q6_k",) * 2
+    counting = countable_families(model.spec), Activity(frozenset()), Workspace(tmp_path / "calibrate", "test"), 1
+    activations = count_activity(PassConfig(), model, corpus, *counting)
+    config, work = ExploreConfig(method="auto", explore="whole", explore_tokens=16), Workspace(tmp_path / "e", "test")
+    curves = explore.run(config, model, corpus, activations, work, 1)
+    assert own in {loss.format for loss in curves.formats if loss.family == BLOCKS}
+    assert {loss.format for loss in curves.formats if loss.family == WHOLE_MLP} >= {"q5_1", "q4_1"}
+    assert own not in {loss.format for loss in curves.formats if loss.family == WHOLE_MLP}
+    assert curves.curves
+
+
 def test_the_file_s_formats_are_taken_unmeasured_where_they_fit(
     explored: tuple[Model, Corpus, Activations, Curves], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

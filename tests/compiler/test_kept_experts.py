@@ -171,7 +171,7 @@ def test_tokens_together_have_what_each_has_alone(source: Source, artifact: Path
     half = len(tokens) // 2
     session.decoder.begin_batch([half] * 2)
     pairs = zip(tokens[:half], tokens[half:], strict=True)
-    each = np.stack([session.decoder.decode_each(np.array(pair), [0, 1])[0] for pair in pairs])
+    each = np.stack([session.decoder.decode_each(np.array(pair)[:, None], [0, 1])[0] for pair in pairs])
     np.testing.assert_array_equal(each, expected[:half])
 
 

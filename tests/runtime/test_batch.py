@@ -61,7 +61,7 @@ def test_sequences_decoded_together_have_the_logits_that_each_has_alone(method, 
         decoder.prefill_last(np.array(prompt), number)
     for step, among in enumerate([[0, 1, 2, 3], [3, 1], [0, 2]]):
         place = {0: [0] * 4, 1: [0, 1, 0, 1], 2: [1, 2, 1, 2]}[step]
-        found = decoder.decode_each(np.array([follow[number, place[number]] for number in among]), among)
+        found = decoder.decode_each([follow[number, place[number], None] for number in among], among)
         for row, number in zip(found, among, strict=True):
             assert (row == expected[number][place[number]]).all()
     assert session.store.counters.misses == 0
@@ -398,12 +398,16 @@ def test_logits_of_prompts_and_tokens_are_told_in_order(tmp_path, monkeypatch):
         assert np.array(list(rows.values())) == pytest.approx(expected[first:], abs=1e-4)
 
 
-def test_a_sequence_that_fails_by_itself_leaves_the_others_and_is_not_kept(tmp_path):
+def test_a_sequence_that_fails_by_itself_leaves_the_others_and_is_not_kept(tmp_path, monkeypatch):
     session = open_session(tmp_path, **ALL_IN_DRAM)
     errors, kept = list[ColdpressError](), Prefixes(tmp_path / "kept", session.artifact.sha256, 10**9, 4)
 
-    def poison(position, logits):
-        logits[:] = np.inf
+    prefill = session.decoder.prefill_each
+
+    def poisoned(prompts, *settings):
+        logits = prefill(prompts, *settings)
+        logits[0] = np.inf
+        return logits
 
     def run(prompt):
         steps = generate_each(
@@ -413,9 +417,11 @@ def test_a_sequence_that_fails_by_itself_leaves_the_others_and_is_not_kept(tmp_p
         return [tuple(token.id for token in tokens) for tokens in steps]
 
     ids = PROMPTS[1] * 2
-    with pytest.raises(ColdpressError, match="not finite"):
-        run(Prompt(ids, on_logits=poison))
-    bad, good = run(Prompt(ids, on_logits=poison, on_error=errors.append))
+    with monkeypatch.context() as patch:
+        patch.setattr(session.decoder, "prefill_each", poisoned)
+        with pytest.raises(ColdpressError, match="not finite"):
+            run(Prompt(ids))
+        bad, good = run(Prompt(ids, on_error=errors.append))
     assert (len(bad), good, len(errors)) == (1, alone(session)[2], 1)
     errors.clear()
     first = run(Prompt(ids, on_error=errors.append))

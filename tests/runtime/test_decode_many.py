@@ -196,7 +196,7 @@ def test_more_than_fit_are_refused(topk_artifact):
         with pytest.raises(ColdpressError, match=f"{count} tokens are to be decoded at once, expected 1 to 256"):
             session.decoder.decode_many(np.ones(count, int))
     with pytest.raises(ColdpressError, match=f"{FEW_TOKENS + 1} tokens are to be decoded at once, expected 1 to 32"):
-        session.decoder.decode_each(np.ones(FEW_TOKENS + 1, int), [0])
+        session.decoder.decode_each([np.ones(FEW_TOKENS + 1, int)], [0])
     with pytest.raises(DoesNotFitError, match="3 more tokens do not fit the context: 4 of 6 are in use"):
         session.decoder.decode_many(TOKENS[4:7])
     with pytest.raises(ColdpressError, match="token id 96 is outside the vocabulary"):

@@ -85,7 +85,6 @@ def test_bench_measures_a_batch(capsys, artifact):
 def test_batches_that_cannot_be_are_refused(capsys, artifact):
     several = ("generate", artifact.path, "--prompt-ids", "1,2", "--prompt-ids", "3", "--max-new-tokens", 4)
     for command, words in (
-        ((*several, "--draft", "lookup"), "--draft 'lookup' is for one prompt, and there are several"),
         (("generate", artifact.path, *("--prompt-ids", "1") * 33), "33 prompts are to be continued at once"),
         (("bench", artifact.path, "--batch", 33, "--tokens", 1), "33 prompts are to be continued at once"),
         ((*several, "--draft-tokens", 4), "--draft-tokens needs a --draft, and there is none"),

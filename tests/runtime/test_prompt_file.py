@@ -116,7 +116,6 @@ def test_a_line_that_is_no_prompt_is_named_before_anything_runs(capsys, options,
 def test_what_goes_with_no_file_or_no_prompts_is_refused(capsys, options, relu_artifact, tmp_path):
     path, dip_ca = options[3], build_artifact(tmp_path / "dip_ca", Recipe(method="dip_ca")).path
     cases = [
-        ((*options, "--draft", "lookup"), "--draft 'lookup' is for one prompt, and there are several"),
         ((*options, "--draft-tokens", 3), "--draft-tokens needs a --draft, and there is none"),
         ((*options, "--batch", 33), "--batch is 33, expected 1 to 32"),
         (("generate", relu_artifact.path, "--prompts", path), "text needs a tokenizer, and the artifact has none"),

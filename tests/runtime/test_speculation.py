@@ -11,11 +11,12 @@ from coldpress.runtime.artifact.errors import ArtifactError
 from coldpress.runtime.artifact.reader import open_artifact
 from coldpress.runtime.decoder.selection import Selection
 from coldpress.runtime.drafts import Draft, lookup
+from coldpress.runtime.drafts.off import nothing
 from coldpress.runtime.generate.choice import choose_plan as choose_among
 from coldpress.runtime.generate.draft_model import DraftModel
 from coldpress.runtime.generate.sampling import Sampling
 from coldpress.runtime.generate.session import Session
-from coldpress.runtime.generate.speculation import Passes
+from coldpress.runtime.generate.speculation import Drafts
 from coldpress.runtime.generate.statistics import Drafted, drafted
 from coldpress.runtime.plan.budget import choose_plan, whole_bytes
 from coldpress.runtime.plugins import load, names
@@ -321,9 +322,9 @@ def test_drafts_are_refused_where_the_selector_sees_what_is_in_memory(tmp_path):
 @pytest.mark.parametrize(("drafted", "accepted", "expected"), [(0, 0, 3), (1, 1, 4), (1, 0, 2), (100, 0, 1)])
 def test_how_many_tokens_of_a_pass_will_stand_is_told_by_the_drafts_before(drafted, accepted, expected):
     """One in two drafts as long as none was seen: of four two stand, and the token that was chosen."""
-    passes = Passes(None, None, None, 4)
-    passes._drafted, passes._accepted = drafted, accepted
-    assert passes._expected(4) == expected
+    drafts = Drafts(nothing)
+    drafts._drafted, drafts._accepted = drafted, accepted
+    assert drafts.num_expected(4) == expected
 
 
 def test_how_many_drafts_a_pass_takes(sessions):

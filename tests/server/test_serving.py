@@ -14,7 +14,8 @@ import pytest
 
 import coldpress
 from coldpress.server.sequences import Sequence
-from tests.support.command_line import run
+from tests.support.artifacts import add_draft_model
+from tests.support.command_line import run, speaking_artifact
 from tests.support.serving import WAIT_S, serving, serving_here
 
 LONG = {"prompt": "The map was", "max_tokens": 480, "temperature": 0}
@@ -274,3 +275,44 @@ def test_a_budget_may_be_a_share_of_what_the_model_takes_in_dram(artifact, capsy
         capsys, "generate", artifact.path, "--prompt", "Once", "--max-new-tokens", 2, "--dram", "90.5%", "--json"
     )
     assert json.loads(found[1])["metrics"]["dram_budget_bytes"] == part_bytes
+
+
+@pytest.fixture(scope="module")
+def drafting(tmp_path_factory):
+    """A dense model of four layers that reads most of its units, and a smaller one that drafts for it."""
+    folder, own = tmp_path_factory.mktemp("drafting"), {"method": "dense", "slots_share": 0.0, "pinned_share": 0.25}
+    path = speaking_artifact(folder / "a", context_length=64, recipe=own, num_hidden_layers=4).path
+    small = speaking_artifact(folder / "b", context_length=64, recipe=own, num_hidden_layers=1, intermediate_size=96)
+    plain = shutil.copytree(path, folder / "plain")
+    add_draft_model(path, small.path)
+    return path, plain
+
+
+def test_requests_with_drafts_get_the_texts_without(drafting):
+    """One after the other and several at once, greedy and drawn, streamed and whole."""
+    asked = [
+        {
+            "prompt": f"The map {number}" + " of it" * (number % 7),
+            "max_tokens": 3 + number % 9,
+            "temperature": number % 3 * 0.7,
+            "seed": number,
+        }
+        for number in range(24)
+    ]
+    path, plain = drafting
+    with coldpress.load(plain) as model:
+        drawing = [{name: each[name] for name in ("temperature", "seed")} for each in asked]
+        expected = [
+            model.generate(each["prompt"], each["max_tokens"], **drawn).text
+            for each, drawn in zip(asked, drawing, strict=True)
+        ]
+    with serving_here(path, max_batch=3) as server:
+        alone = [server.post("/v1/completions", **each).json["choices"][0]["text"] for each in asked]
+        drafted = server.metrics()
+        opened = [begin(server, **each) for each in asked]
+        together = list(map(end, opened))
+        after = server.metrics()
+    assert alone == together == expected
+    assert drafted["drafted_total"] > 0
+    assert after["drafted_total"] > drafted["drafted_total"]
+    assert after["accepted_total"] <= after["drafted_total"]

@@ -1,6 +1,8 @@
 """Runs `coldpress` inside a test, and writes an artifact with a tokenizer."""
 
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -25,14 +27,13 @@ def speaking_artifact(
     context_length: int = 32,
     template: str | None = None,
     add_bos_token: bool = True,
-    read_buffer_bytes: int = Recipe.read_buffer_bytes,
+    recipe: Mapping[str, Any] = MappingProxyType({}),
     **shape: Any,
 ) -> Built:
-    """Writes a ReLU artifact with a tokenizer and a chat template; `shape` replaces fields of the small model."""
+    """Writes an artifact, of a ReLU model unless `recipe` says otherwise, with a tokenizer and a chat template; `shape`
+    replaces fields of the small model."""
     spec = small_spec(vocab_size=VOCAB_SIZE, bos_token_id=0, eos_token_ids=(1,), **shape)
-    built = build_artifact(
-        folder / "a.coldpress", Recipe(spec=spec, context_length=context_length, read_buffer_bytes=read_buffer_bytes)
-    )
+    built = build_artifact(folder / "a.coldpress", Recipe(spec=spec, context_length=context_length, **recipe))
     (built.path / "tokenizer").mkdir()
     write_tokenizer(built.path / "tokenizer", VOCAB_SIZE, add_bos_token)
     if template is not None:

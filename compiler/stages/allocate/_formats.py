@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from coldpress.compiler.activity.sensitivity import sensitivities
-from coldpress.compiler.candidates import ATTENTION, AUTO, DENSE, misfit
+from coldpress.compiler.candidates import ATTENTION, AUTO, DENSE, fits_columns
 from coldpress.compiler.io import load_arrays
 from coldpress.compiler.quality.variants import (
     head_formats_of,
@@ -50,7 +50,6 @@ from coldpress.schemas.families import (
     LayerFormats,
     dense_family,
     head_of,
-    names_in,
     of_layers,
     slice_formats,
 )
@@ -109,7 +108,7 @@ class MeasuredFormats:
             return
         spec = self._inputs.model.spec
         fitting = (one for one in smallest_first(self.curves.formats, self._dense) if self._is_good(one))
-        names = [one for one in fitting if not any(misfit(name, spec) for name in names_in(one))]
+        names = [one for one in fitting if fits_columns(one, spec)]
         known = (self.curves.format_loss(name, WHOLE_MLP) for name in names)
         missing = [name for name, loss in zip(names, known, strict=True) if loss is None]
         self._measure_formats(missing, WHOLE_MLP)

@@ -30,7 +30,7 @@ import numpy as np
 
 from coldpress.compiler.activity.calibration_pass import stream_of
 from coldpress.compiler.activity.choice import replayed_layers
-from coldpress.compiler.candidates import candidates, own_options
+from coldpress.compiler.candidates import candidates, fits_columns, own_options
 from coldpress.compiler.io import Workspace, load_arrays
 from coldpress.compiler.quality.needs import needs_of_passes
 from coldpress.compiler.quality.passes import Passes, PassesConfig, remove_grams, rounding_of
@@ -109,20 +109,19 @@ def explored(
         of_layers = (*larger_formats_of(model)[::-1], *of_layers, *smaller)
     elif smaller:
         of_head = ()  # a quantized file's own may do
-    # a selector's units have columns of down
-    in_families = [dense, *([WHOLE_MLP] if methods is not None and dense != WHOLE_MLP else [])]
-    measured = (of_layers * len(in_families), of_head, curves, kv_caches, routings)
+    of_families = [(name, dense) for name in of_layers]
+    if methods is not None and dense != WHOLE_MLP:  # a selector's units have columns of down
+        of_families += [(name, WHOLE_MLP) for name in of_layers if fits_columns(name, spec)]
+    measured = (of_families, of_head, curves, kv_caches, routings)
     steps = Steps("explore", 1 + sum(map(len, measured)), "passes")
     trace, whole = whole_run(stream, tokens, trace_layers, work)
     steps.add()
     passes = Passes("explore", stream, tokens, whole, work, steps, rounding)
     of_formats = passes if methods is None or len(tokens) == len(blocks) else _on_every_block(passes, blocks)
     formats: list[FormatLoss] = []
-    for family in in_families:
-        for name in of_layers:
-            formats.append(of_formats.format(name, family))
-            if formats[-1].ppl_ratio > USELESS_RATIO:
-                break  # smaller formats lose more
+    for name, family in of_families:
+        if not (formats and formats[-1].family == family and formats[-1].ppl_ratio > USELESS_RATIO):
+            formats.append(of_formats.format(name, family))  # smaller formats than a useless one lose more
     return Curves(
         weights_sha256=model.weights_sha256,
         num_tokens=tokens.size,
