@@ -61,9 +61,8 @@ def test_bench_says_how_many_tokens_a_pass_decodes(capsys, artifact):
     assert found["off"]["tokens_per_pass"] == 1 < found["lookup"]["tokens_per_pass"]
 
 
-@pytest.mark.parametrize("other", [("--batch", 2), ("--ladder",)])
-def test_bench_refuses_a_draft_that_it_would_ignore(capsys, artifact, other):
-    code, _, err = run(capsys, "bench", artifact.path, "--prompt-ids", "5,6", "--draft", "lookup", *other)
+def test_the_ladder_refuses_a_draft_that_it_would_ignore(capsys, artifact):
+    code, _, err = run(capsys, "bench", artifact.path, "--prompt-ids", "5,6", "--draft", "lookup", "--ladder")
     assert code == 2
     assert "draft" in err
     assert err.count("\n") == 1
