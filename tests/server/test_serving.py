@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import coldpress
-from coldpress.server.sequences import Sequence
+from coldpress.runtime.generate.sampling import Chooser
 from tests.support.artifacts import add_draft_model
 from tests.support.command_line import run, speaking_artifact
 from tests.support.serving import WAIT_S, serving, serving_here
@@ -232,19 +232,21 @@ def test_a_damaged_page_fails_what_reads_it_and_the_server_goes_on(artifact, tmp
 @pytest.mark.parametrize("poisoned_at", [0, 2])
 def test_a_sequence_whose_logits_are_not_finite_fails_alone(here, model, monkeypatch, poisoned_at):
     """Those that share its passes go on, and nothing of its prompt is kept."""
-    see = Sequence._see
+    choose, chosen = Chooser.choose, list[int]()
 
-    def poisoned(self, position, logits):
-        if len(self.token_ids) >= poisoned_at:
-            logits[:] = np.nan
-        see(self, position, logits)
+    def poisoned(self, logits):
+        if self._sampling.seed == 77:
+            logits = logits if len(chosen) < poisoned_at else np.full_like(logits, np.nan)
+            chosen.append(choose(self, logits))
+            return chosen[-1]
+        return choose(self, logits)
 
-    monkeypatch.setattr(Sequence, "_see", poisoned)
+    monkeypatch.setattr(Chooser, "choose", poisoned)
     before = here.metrics()
     with here.held():
         bad, good = (
-            begin(here, prompt=prompt, max_tokens=9, temperature=0, logprobs=logprobs)
-            for prompt, logprobs in (("The map", 1), ("Once", None))
+            begin(here, prompt=prompt, max_tokens=9, temperature=0, seed=seed)
+            for prompt, seed in (("The map", 77), ("Once", 1))
         )
         here.wait_for(lambda now: now["waiting"] + now["running"] == 2)
     assert end(good) == model.generate("Once", 9).text
