@@ -5,6 +5,8 @@ The server runs in a process of its own (`coldpress serve`), and clients talk to
 - parity: greedy texts of the server against the Python interface's, one client at a time and all at once, whole and
   streamed, with everything in DRAM, where sums are in one order.
 - rows: several clients at once under a tight DRAM budget, against one: they share passes, and so reads.
+- drafts: texts of a server whose plan drafts with a smaller model, one client at a time and several at once, greedy and
+  drawn, against the Python interface's without drafts.
 - vanish: clients that close a stream after its first piece; then nothing may run on, and nothing may be left of them.
 - fuzz: schemathesis reads /openapi.json, and sends requests that keep to it and that do not; each answer must have a
   status, a type and a form that it allows, and no wrong request may pass.
@@ -13,6 +15,7 @@ The server runs in a process of its own (`coldpress serve`), and clients talk to
 
 import json
 import random
+import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -26,7 +29,7 @@ import psutil
 
 import coldpress
 from benchmarks.harness import Benchmark, Cell, Figures, Row, Rows, gain, main, option
-from tests.support.artifacts import Recipe
+from tests.support.artifacts import Recipe, add_draft_model
 from tests.support.command_line import speaking_artifact
 from tests.support.schemathesis import schemathesis_run
 from tests.support.serving import Server, serving
@@ -35,7 +38,7 @@ EVERYTHING = "8GB"
 TEMPLATE = "{% for message in messages %}<{{ message.role }}>{{ message.content }}\n{% endfor %}<assistant>"
 CONTEXT = 2048
 PAGE_BYTES = 4096
-PARTS = ("parity", "vanish", "fuzz", "warm_prefix")
+PARTS = ("parity", "drafts", "vanish", "fuzz", "warm_prefix")
 
 
 def prompts(count: int, length: int) -> list[list[int]]:
@@ -65,6 +68,38 @@ def parity(path: Path, options: "Options") -> Row:
             ]
     equal = sum(text == other for texts in found for text, other in zip(texts, expected, strict=True))
     return {"texts": len(found) * len(asked), "equal_texts": equal}
+
+
+def drafts(folder: Path, options: "Options") -> Row:
+    """Compares texts with drafts of a smaller model, of 1, 2 and 4 clients at once, with those without."""
+    own: dict[str, Any] = {"method": "dense", "slots_share": 0.0, "pinned_share": 0.25}
+    path = speaking_artifact(folder / "large", context_length=64, recipe=own, num_hidden_layers=options.layers).path
+    small = speaking_artifact(folder / "small", context_length=64, recipe=own, num_hidden_layers=1).path
+    plain = shutil.copytree(path, folder / "plain")
+    add_draft_model(path, small)
+    asked = [
+        {"prompt": prompt, "max_tokens": 4 + number % 13, "temperature": 0.8 * (number % 2), "seed": number}
+        for number, prompt in enumerate(prompts(options.drafted, 12))
+    ]
+    with coldpress.load(plain) as model:
+        expected = [model.generate(one["prompt"], one["max_tokens"], **_drawing(one)).text for one in asked]
+    found = list[str]()
+    with serving(path, "--max-queue", 1000) as server:
+        for clients, part in zip((1, 2, 4), np.array_split(np.arange(len(asked)), 3), strict=True):
+            with ThreadPoolExecutor(clients) as pool:
+                answers = pool.map(lambda number: server.post("/v1/completions", **asked[number]), part.tolist())
+                found += [answer.json["choices"][0]["text"] for answer in answers]
+        numbers = server.metrics()
+    return {
+        "texts": len(asked),
+        "equal_texts": sum(text == other for text, other in zip(found, expected, strict=True)),
+        "drafted": numbers["drafted_total"],
+        "accepted": numbers["accepted_total"],
+    }
+
+
+def _drawing(asked: dict[str, Any]) -> dict[str, Any]:
+    return {name: asked[name] for name in ("temperature", "seed")}
 
 
 def served_row(path: Path, clients: int, options: "Options") -> Row:
@@ -182,6 +217,7 @@ class Options:
     prompts: int = option(16, smoke=3, help="prompts whose texts are compared")
     tokens: int = option(48, smoke=6, help="new tokens of a text")
     rounds: int = option(3, smoke=2, full=9, help="rounds of each client, and pairs of cold and warm prompts")
+    drafted: int = option(1000, smoke=9, help="prompts whose texts with drafts are compared")
     vanished: int = option(1000, smoke=5, help="streams that are left")
     phases: tuple[str, ...] = option(
         ("coverage", "fuzzing"), smoke=("fuzzing",), choices=("coverage", "fuzzing"), help="phases of schemathesis"
@@ -194,7 +230,7 @@ class Options:
 
 class Plugin(Benchmark[Options]):
     keys = {
-        "rows[].part": "what the row measures: parity, rows, vanish, fuzz or warm_prefix",
+        "rows[].part": "what the row measures: parity, rows, drafts, vanish, fuzz or warm_prefix",
         "rows[].clients?": "rows: clients at once",
         "rows[].tokens_per_s?": "rows: new tokens per second of all clients together, prefills and HTTP included",
         "rows[].first_token_p50_s?": "rows: median seconds to the first token",
@@ -204,8 +240,10 @@ class Plugin(Benchmark[Options]):
         "rows[].read_bytes_per_token?": "rows: bytes read from flash per new token, prefills included",
         "rows[].tokens_per_pass?": "rows: new tokens over passes, prefills included",
         "rows[].hit_rate?": "rows: share of used units that were in DRAM",
-        "rows[].texts?": "parity: texts that were compared",
-        "rows[].equal_texts?": "parity: the part of them that equals the Python interface's",
+        "rows[].texts?": "parity, drafts: texts that were compared",
+        "rows[].equal_texts?": "parity, drafts: the part of them that equals the Python interface's",
+        "rows[].drafted?": "drafts: drafts that passes checked",
+        "rows[].accepted?": "drafts: drafts that were right",
         "rows[].left?": "vanish: streams that were left after their first piece",
         "rows[].left_running?": "vanish: sequences that run or wait afterwards",
         "rows[].ended_early?": "vanish: sequences that ended because their client had left",
@@ -227,6 +265,7 @@ class Plugin(Benchmark[Options]):
         "over_one.*": "tokens per second by clients at once, over those of the first of --clients",
         "reads_over_one.*": "bytes read per new token by clients at once, over those of the first of --clients",
         "parity": "share of texts that equal the Python interface's",
+        "drafts": "share of texts with drafts that equal those without",
         "vanish": "sequences that run on after their clients have left",
         "fuzz": "kinds of answers that the server's description does not allow",
         "warm_prefix": "median of cold over warm seconds to the first token",
@@ -245,6 +284,7 @@ class Plugin(Benchmark[Options]):
         parts: dict[str, Callable[[], Row]] = {
             "parity": lambda: parity(path, options),
             "rows": lambda: served_row(path, cell["clients"], options),
+            "drafts": lambda: drafts(self.folder / "drafts", options),
             "vanish": lambda: vanish(path, options),
             "fuzz": lambda: fuzz(self.small(), self.folder / "schemathesis", options),
             "warm_prefix": lambda: warm_prefix(path, self.folder / "kept", options),
@@ -279,6 +319,7 @@ class Plugin(Benchmark[Options]):
                 str(row["clients"]): row["read_bytes_per_token"] / first["read_bytes_per_token"] for row in shared
             },
             "parity": by["parity"]["equal_texts"] / by["parity"]["texts"],
+            "drafts": by["drafts"]["equal_texts"] / by["drafts"]["texts"],
             "vanish": by["vanish"]["left_running"],
             "fuzz": by["fuzz"]["unexpected"],
             "warm_prefix": by["warm_prefix"]["cold_over_warm"]["median"],
