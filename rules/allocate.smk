@@ -17,11 +17,8 @@ rule allocate:
     cache: CACHED
     threads: 8
     resources:
-        mem_mb=mem_mb("allocate"),
-        runtime=runtime("allocate"),
+        **needs("allocate"),
     params:
-        code=commands.code(CONFIG, "allocate"),
-        settings=commands.settings(CONFIG, "allocate", head_as_layers=CONFIG.is_draft or None),
-        records=commands.records,
+        **commands.params(CONFIG, "allocate", head_as_layers=CONFIG.is_draft or None),
     shell:
         commands.job("allocate")

@@ -14,12 +14,9 @@ rule calibrate:
     cache: CACHED
     threads: 8
     resources:
-        mem_mb=mem_mb("calibrate"),
-        runtime=runtime("calibrate"),
+        **needs("calibrate"),
     params:
-        code=commands.code(CONFIG, "calibrate"),
-        settings=commands.settings(CONFIG, "calibrate"),
-        records=commands.records,
+        **commands.params(CONFIG, "calibrate"),
     shell:
         commands.job("calibrate")
 

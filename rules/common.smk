@@ -58,12 +58,8 @@ def record_of(stage):
     return around_snakemake.record_here(workflow, FOLDER, stage)
 
 
-def mem_mb(stage):
-    return resources.mem_mb(CONFIG, stage, inputs_of_rules, record_of)
-
-
-def runtime(stage):
-    return resources.runtime(CONFIG, stage, inputs_of_rules, record_of)
+def needs(stage):
+    return resources.of_stage(CONFIG, stage, inputs_of_rules, record_of)
 
 
 def per_chunk(stage):

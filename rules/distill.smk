@@ -14,11 +14,8 @@ rule distill:
     cache: CACHED
     threads: 8
     resources:
-        mem_mb=mem_mb("distill"),
-        runtime=runtime("distill"),
+        **needs("distill"),
     params:
-        code=commands.code(CONFIG, "distill"),
-        settings=commands.settings(CONFIG, "distill"),
-        records=commands.records,
+        **commands.params(CONFIG, "distill"),
     shell:
         commands.job("distill")

@@ -17,11 +17,8 @@ rule draft:
     localrule: STORED
     threads: 8
     resources:
-        mem_mb=mem_mb("draft"),
-        runtime=runtime("draft"),
+        **needs("draft"),
     params:
-        code=commands.code(CONFIG, "draft"),
-        settings=commands.settings(CONFIG, "draft"),
-        records=commands.records,
+        **commands.params(CONFIG, "draft"),
     shell:
         commands.job("draft")

@@ -14,11 +14,8 @@ rule explore:
     cache: CACHED
     threads: 8
     resources:
-        mem_mb=mem_mb("explore"),
-        runtime=runtime("explore"),
+        **needs("explore"),
     params:
-        code=commands.code(CONFIG, "explore"),
-        settings=commands.settings(CONFIG, "explore"),
-        records=commands.records,
+        **commands.params(CONFIG, "explore"),
     shell:
         commands.job("explore")

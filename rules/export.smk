@@ -11,11 +11,8 @@ rule export:
     localrule: STORED
     threads: 1
     resources:
-        mem_mb=mem_mb("export"),
-        runtime=runtime("export"),
+        **needs("export"),
     params:
-        code=commands.code(CONFIG, "export"),
-        settings=commands.settings(CONFIG, "export"),
-        records=commands.records,
+        **commands.params(CONFIG, "export"),
     shell:
         commands.job("export", "--file {output.exported:q}")

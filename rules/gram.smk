@@ -14,11 +14,8 @@ rule gram:
     cache: CACHED
     threads: 8
     resources:
-        mem_mb=mem_mb("gram"),
-        runtime=runtime("gram"),
+        **needs("gram"),
     params:
-        code=commands.code(CONFIG, "gram"),
-        settings=commands.settings(CONFIG, "gram"),
-        records=commands.records,
+        **commands.params(CONFIG, "gram"),
     shell:
         commands.job("gram")

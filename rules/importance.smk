@@ -19,12 +19,9 @@ rule importance:
     localrule: STORED
     threads: 1
     resources:
-        mem_mb=mem_mb("importance"),
-        runtime=runtime("importance"),
+        **needs("importance"),
     params:
-        code=commands.code(CONFIG, "importance"),
+        **commands.params(CONFIG, "importance", imatrix=None),
         files=inputs.stamps(CONFIG, IMATRIX_FILES),
-        settings=commands.settings(CONFIG, "importance", imatrix=None),
-        records=commands.records,
     shell:
         commands.job("importance", "--imatrix {IMATRIX_FILES:q}")

@@ -15,12 +15,9 @@ rule ingest:
     localrule: STORED
     threads: 1
     resources:
-        mem_mb=mem_mb("ingest"),
-        runtime=runtime("ingest"),
+        **needs("ingest"),
     params:
-        code=commands.code(CONFIG, "ingest"),
-        files=[*inputs.stamps(CONFIG, CHECKPOINT_FILES), *inputs.packages(CONFIG)],
-        settings=commands.settings(
+        **commands.params(
             CONFIG,
             "ingest",
             model=CONFIG.model.source if CONFIG.model.revision else None,
@@ -28,6 +25,6 @@ rule ingest:
             revision=CONFIG.model.revision,
             license=CONFIG.model.license,
         ),
-        records="",
+        files=[*inputs.stamps(CONFIG, CHECKPOINT_FILES), *inputs.packages(CONFIG)],
     shell:
         commands.job("ingest", "" if CONFIG.model.revision else "--model {CONFIG.checkpoint:q}")

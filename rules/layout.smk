@@ -13,11 +13,8 @@ rule layout:
     cache: CACHED
     threads: 1
     resources:
-        mem_mb=mem_mb("layout"),
-        runtime=runtime("layout"),
+        **needs("layout"),
     params:
-        code=commands.code(CONFIG, "layout"),
-        settings=commands.settings(CONFIG, "layout"),
-        records=commands.records,
+        **commands.params(CONFIG, "layout"),
     shell:
         commands.job("layout")

@@ -16,12 +16,8 @@ rule order:
     cache: CACHED
     threads: 1
     resources:
-        mem_mb=mem_mb("order"),
-        runtime=runtime("order"),
+        **needs("order"),
     params:
-        code=commands.code(CONFIG, "order"),
-        settings=commands.settings(CONFIG, "order"),
-        records=commands.records,
-        layers=commands.layers,
+        **commands.params(CONFIG, "order"),
     shell:
         commands.job("order")

@@ -35,11 +35,8 @@ rule package:
     localrule: True
     threads: 1
     resources:
-        mem_mb=mem_mb("package"),
-        runtime=runtime("package"),
+        **needs("package"),
     params:
-        code=commands.code(CONFIG, "package"),
-        settings=commands.settings(CONFIG, "package"),
-        records=commands.records,
+        **commands.params(CONFIG, "package"),
     shell:
         commands.job("package", "--artifact {BUILDS:q}/{DEVICE:q}/package/artifact")

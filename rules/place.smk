@@ -15,11 +15,8 @@ rule place:
     cache: CACHED
     threads: 1
     resources:
-        mem_mb=mem_mb("place"),
-        runtime=runtime("place"),
+        **needs("place"),
     params:
-        code=commands.code(CONFIG, "place"),
-        settings=commands.settings(CONFIG, "place"),
-        records=commands.records,
+        **commands.params(CONFIG, "place"),
     shell:
         commands.job("place")

@@ -28,11 +28,8 @@ rule plan:
     cache: CACHED
     threads: 1
     resources:
-        mem_mb=mem_mb("plan"),
-        runtime=runtime("plan"),
+        **needs("plan"),
     params:
-        code=commands.code(CONFIG, "plan"),
-        settings=commands.settings(CONFIG, "plan"),
-        records=commands.records,
+        **commands.params(CONFIG, "plan"),
     shell:
         commands.job("plan")

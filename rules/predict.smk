@@ -14,12 +14,8 @@ rule predict:
     cache: CACHED
     threads: 1
     resources:
-        mem_mb=mem_mb("predict"),
-        runtime=runtime("predict"),
+        **needs("predict"),
     params:
-        code=commands.code(CONFIG, "predict"),
-        settings=commands.settings(CONFIG, "predict"),
-        records=commands.records,
-        layers=commands.layers,
+        **commands.params(CONFIG, "predict"),
     shell:
         commands.job("predict")

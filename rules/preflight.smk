@@ -15,8 +15,7 @@ rule preflight:
     priority: 1
     threads: workflow.cores
     resources:
-        mem_mb=mem_mb("preflight"),
-        runtime=runtime("preflight"),
+        **needs("preflight"),
     params:
         code=commands.code(CONFIG, "preflight"),
         settings=lambda wildcards: settings.flags(

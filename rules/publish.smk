@@ -14,12 +14,9 @@ rule publish:
     localrule: True
     threads: 1
     resources:
-        mem_mb=mem_mb("publish"),
-        runtime=runtime("publish"),
+        **needs("publish"),
     params:
-        code=commands.code(CONFIG, "publish"),
-        settings=commands.settings(CONFIG, "publish"),
-        records=commands.records,
+        **commands.params(CONFIG, "publish"),
     shell:
         commands.job(
             "publish",

@@ -16,12 +16,8 @@ rule quantize:
     cache: CACHED
     threads: 1
     resources:
-        mem_mb=mem_mb("quantize"),
-        runtime=runtime("quantize"),
+        **needs("quantize"),
     params:
-        code=commands.code(CONFIG, "quantize"),
-        settings=commands.settings(CONFIG, "quantize"),
-        records=commands.records,
-        layers=commands.layers,
+        **commands.params(CONFIG, "quantize"),
     shell:
         commands.job("quantize")

@@ -22,12 +22,9 @@ rule recalibrate:
     cache: CACHED
     threads: 8
     resources:
-        mem_mb=mem_mb("recalibrate"),
-        runtime=runtime("recalibrate"),
+        **needs("recalibrate"),
     params:
-        code=commands.code(CONFIG, "recalibrate"),
-        settings=commands.settings(CONFIG, "recalibrate"),
-        records=commands.records,
+        **commands.params(CONFIG, "recalibrate"),
     shell:
         commands.job("recalibrate")
 

@@ -13,11 +13,8 @@ rule relufy:
     cache: CACHED
     threads: 8
     resources:
-        mem_mb=mem_mb("relufy"),
-        runtime=runtime("relufy"),
+        **needs("relufy"),
     params:
-        code=commands.code(CONFIG, "relufy"),
-        settings=commands.settings(CONFIG, "relufy"),
-        records=commands.records,
+        **commands.params(CONFIG, "relufy"),
     shell:
         commands.job("relufy")

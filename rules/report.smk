@@ -35,12 +35,9 @@ rule report:
     localrule: STORED
     threads: 1
     resources:
-        mem_mb=mem_mb("report"),
-        runtime=runtime("report"),
+        **needs("report"),
     params:
-        code=commands.code(CONFIG, "report"),
+        **commands.params(CONFIG, "report"),
         files=inputs.stamps(CONFIG, LLAMA_BENCH_FILES),
-        settings=commands.settings(CONFIG, "report"),
-        records=commands.records,
     shell:
         commands.job("report", "--html {output.html:q}")

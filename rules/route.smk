@@ -20,11 +20,8 @@ rule route:
     cache: CACHED
     threads: 8
     resources:
-        mem_mb=mem_mb("route"),
-        runtime=runtime("route"),
+        **needs("route"),
     params:
-        code=commands.code(CONFIG, "route"),
-        settings=commands.settings(CONFIG, "route"),
-        records=commands.records,
+        **commands.params(CONFIG, "route"),
     shell:
         commands.job("route")

@@ -14,11 +14,8 @@ rule size:
     cache: CACHED
     threads: 8
     resources:
-        mem_mb=mem_mb("size"),
-        runtime=runtime("size"),
+        **needs("size"),
     params:
-        code=commands.code(CONFIG, "size"),
-        settings=commands.settings(CONFIG, "size"),
-        records=commands.records,
+        **commands.params(CONFIG, "size"),
     shell:
         commands.job("size")

@@ -17,13 +17,10 @@ rule tokenize:
     localrule: STORED
     threads: 1
     resources:
-        mem_mb=mem_mb("tokenize"),
-        runtime=runtime("tokenize"),
+        **needs("tokenize"),
     params:
-        code=commands.code(CONFIG, "tokenize"),
+        **commands.params(CONFIG, "tokenize", corpus=None),
         files=inputs.stamps(CONFIG, CORPUS_FILES),
         text=inputs.corpus(CONFIG, CORPUS_FILES),
-        settings=commands.settings(CONFIG, "tokenize", corpus=None),
-        records=commands.records,
     shell:
         commands.job("tokenize", "--corpus {CONFIG[corpus]:q}")

@@ -16,11 +16,8 @@ rule verify:
     localrule: STORED
     threads: 8
     resources:
-        mem_mb=mem_mb("verify"),
-        runtime=runtime("verify"),
+        **needs("verify"),
     params:
-        code=commands.code(CONFIG, "verify"),
-        settings=commands.settings(CONFIG, "verify"),
-        records=commands.records,
+        **commands.params(CONFIG, "verify"),
     shell:
         commands.job("verify")

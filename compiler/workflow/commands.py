@@ -18,8 +18,7 @@ Parameter = Callable[[Any], str]
 
 def job(stage: str, more: str = "") -> str:
     """Returns the shell command of a stage's rule, for Snakemake to fill in; `more` are flags for paths that are not
-    records. The rule has `code`, `settings` and `records` among its params, and `layers` where the stage takes
-    layers."""
+    records. The rule has the `params` of its stage."""
     taken = parameters_of(stage)
     words = [
         "OMP_NUM_THREADS={threads} {sys.executable:q} -m coldpress.compiler",
@@ -31,6 +30,15 @@ def job(stage: str, more: str = "") -> str:
         "2> {log:q}",
     ]
     return " ".join(words)
+
+
+def params(config: BuildConfig, stage: str, **facts: Any) -> dict[str, Any]:
+    """Returns the params of a stage's rule, by name. A changed digest of its code, or a changed text of its settings,
+    reruns it. A fact replaces the setting of its name; None leaves it out, for a path that stands in the rule's command.
+    The settings are a function, because Snakemake would take braces in a plain text for wildcards."""
+    text = flags(config, stage, **facts)
+    found = {"code": code(config, stage), "settings": lambda wildcards: text, "records": records}
+    return found | ({"layers": layers} if "layers" in parameters_of(stage) else {})
 
 
 def records(wildcards: Any, input: Any) -> str:
@@ -59,14 +67,6 @@ def code(config: BuildConfig, module: str) -> str:
 @functools.cache
 def _digest(module: str, plugins: tuple[tuple[str, tuple[str, ...]], ...]) -> str:
     return stage_digest(module, dict(plugins))
-
-
-def settings(config: BuildConfig, stage: str, **facts: Any) -> Parameter:
-    """Returns a stage's settings as flags, and internal facts; a changed text reruns the stage's rule. A fact replaces
-    the setting of its name; None leaves it out, for a path that stands in the rule's command. It is a function, because
-    Snakemake would take braces in a plain text for wildcards."""
-    text = flags(config, stage, **facts)
-    return lambda wildcards: text
 
 
 def shard(config: BuildConfig, stage: str) -> Parameter:

@@ -22,28 +22,24 @@ from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.model import Model
 from coldpress.schemas.preflight import StageNeeds
 
-Resource = Callable[..., int]
 Records = Callable[[str], Path]
 """Stage -> the place of its record on this machine, which an object store may have a copy of."""
 
 
-def mem_mb(config: BuildConfig, stage: str, inputs: Callable[[], Inputs], record: Records) -> Resource:
-    """Returns Snakemake's function for the memory of a stage's jobs, in MB of 10**6 bytes; it asks for `inputs` once
-    all rules are known."""
+def of_stage(
+    config: BuildConfig, stage: str, inputs: Callable[[], Inputs], record: Records
+) -> dict[str, Callable[..., int]]:
+    """Returns Snakemake's functions for the resources of a stage's jobs: the memory `mem_mb`, in MB of 10**6 bytes, and
+    the most time `runtime`, in minutes, which grows with every attempt. They ask for `inputs` once all rules are
+    known."""
 
-    def asked(wildcards: Any, input: Sequence[str], threads: int) -> int:
+    def mem_mb(wildcards: Any, input: Sequence[str], threads: int) -> int:
         return math.ceil(_needs(config, stage, inputs, record, input, threads).ram_bytes / 10**6)
 
-    return asked
-
-
-def runtime(config: BuildConfig, stage: str, inputs: Callable[[], Inputs], record: Records) -> Resource:
-    """Returns Snakemake's function for the most time of a stage's jobs, in minutes; it grows with every attempt."""
-
-    def asked(wildcards: Any, input: Sequence[str], threads: int, attempt: int) -> int:
+    def runtime(wildcards: Any, input: Sequence[str], threads: int, attempt: int) -> int:
         return attempt * math.ceil(limit_s(_needs(config, stage, inputs, record, input, threads)) / 60)
 
-    return asked
+    return {"mem_mb": mem_mb, "runtime": runtime}
 
 
 def _needs(
