@@ -209,11 +209,15 @@ class Llama(Architecture):
         return llama_spec(self.MODULES, config)
 
     def parameters(self, config: Any, spec: ModelSpec) -> dict[str, tuple[str, ...]]:
-        return llama_parameters(spec, self.biases(config, spec))
+        return llama_parameters(spec, self.biases(config, spec), self.qk_norm(config))
 
     def biases(self, config: Any, spec: ModelSpec) -> tuple[str, ...]:
-        """Returns the projections that have a bias, for example `q_proj`."""
-        return ()
+        """Returns the projections that have a bias, for example `q_proj`: by Llama's keys, as far as it has them."""
+        found = ATTENTION_ROLES if "attention_bias" in self.KEYS and config.attention_bias else ()
+        return found + (mlp_projections(spec) if "mlp_bias" in self.KEYS and config.mlp_bias else ())
+
+    def qk_norm(self, config: Any) -> bool:
+        return False
 
 
 def llama_modules(
@@ -467,15 +471,6 @@ def windows(config: Any, layer_types: Sequence[str] | None = None) -> dict[str, 
     return {"sliding_window": config.sliding_window, "layer_types": types if len(set(types)) > 1 else ()}
 
 
-def llama_biases(config: Any, spec: ModelSpec) -> tuple[str, ...]:
-    """Returns the projections with a bias; one key covers all of attention's, and one all of the MLP's."""
-    return attention_biases(config) + (mlp_projections(spec) if config.mlp_bias else ())
-
-
-def attention_biases(config: Any) -> tuple[str, ...]:
-    return ("q_proj", "k_proj", "v_proj", "o_proj") if config.attention_bias else ()
-
-
 def mlp_projections(spec: ModelSpec) -> tuple[str, ...]:
     return ("gate_proj", "up_proj", "down_proj") if spec.gated_mlp else ("up_proj", "down_proj")
 
@@ -486,7 +481,7 @@ def llama_parameters(
     """Returns the tensor names of a Llama-like model and the role of each; `biased` lists the projections with a
     bias."""
     names = attention_parameters(spec, biased, qk_norm) | mlp_parameters(spec, biased)
-    return llama_outer(spec) | all_layers(spec, "model", {name: (role,) for name, role in names.items()})
+    return outer(spec) | all_layers(spec, "model", {name: (role,) for name, role in names.items()})
 
 
 def attention_parameters(spec: ModelSpec, biased: Collection[str] = (), qk_norm: bool = False) -> dict[str, str]:
@@ -514,10 +509,11 @@ def in_parts(names: Mapping[str, tuple[str, ...]], parts: tuple[str, ...]) -> di
     }
 
 
-def llama_outer(spec: ModelSpec) -> dict[str, tuple[str, ...]]:
-    outer: dict[str, tuple[str, ...]] = {"model.embed_tokens.weight": ("embed_tokens.weight",)}
-    outer |= {f"model.norm.{part}": (f"norm.{part}",) for part in norm_parts(spec)}
-    return outer if spec.tie_word_embeddings else outer | {"lm_head.weight": ("lm_head.weight",)}
+def outer(
+    spec: ModelSpec, embeddings: str = "model.embed_tokens", norm: str = "model.norm"
+) -> dict[str, tuple[str, ...]]:
+    found = {f"{embeddings}.weight": ("embed_tokens.weight",)} | in_parts({norm: ("norm",)}, norm_parts(spec))
+    return found if spec.tie_word_embeddings else found | {"lm_head.weight": ("lm_head.weight",)}
 
 
 def all_layers(

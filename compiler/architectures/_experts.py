@@ -71,7 +71,7 @@ class Mixture(_common.Llama):
         experts those of the MLP."""
         attention = self.attention(config, spec)
         dense, experts = (attention | own for own in (_common.mlp_parameters(spec), self._of_experts(spec)))
-        found = _common.llama_outer(spec)
+        found = _common.outer(spec)
         for layer in range(spec.num_hidden_layers):
             names = dense if spec.is_dense(layer) else experts
             found |= {f"model.layers.{layer}.{name}": (f"layers.{layer}.{role}",) for name, role in names.items()}
@@ -90,9 +90,6 @@ class Mixture(_common.Llama):
 
     def attention(self, config: Any, spec: ModelSpec) -> dict[str, str]:
         return _common.attention_parameters(spec, self.biases(config, spec), self.qk_norm(config))
-
-    def qk_norm(self, config: Any) -> bool:
-        return False
 
     def _of_experts(self, spec: ModelSpec) -> dict[str, str]:
         names = self.NAMES

@@ -12,6 +12,3 @@ class Plugin(_common.Llama):
 
     def spec(self, config: Any) -> ModelSpec:
         return _common.llama_spec(self.MODULES, config, gated_mlp=False)
-
-    def biases(self, config: Any, spec: ModelSpec) -> tuple[str, ...]:
-        return _common.llama_biases(config, spec)

@@ -76,10 +76,7 @@ class Plugin(_common.Architecture):
         linears = fused | {"self_attention.dense": ("o_proj",)} | MLP
         layer = _common.in_parts(linears, ("weight", "bias") if config.bias else ("weight",))
         layer |= _common.in_parts(by_name.get(spec.residual, both), norm_parts(spec))
-        outer = {"transformer.word_embeddings.weight": ("embed_tokens.weight",)}
-        outer |= _common.in_parts({"transformer.ln_f": ("norm",)}, norm_parts(spec))
-        if not spec.tie_word_embeddings:
-            outer["lm_head.weight"] = ("lm_head.weight",)
+        outer = _common.outer(spec, "transformer.word_embeddings", "transformer.ln_f")
         return outer | _common.all_layers(spec, "transformer", layer, self.MODULES.layers)
 
 

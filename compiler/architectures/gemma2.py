@@ -60,6 +60,3 @@ class Plugin(_common.Llama):
     def spec(self, config: Any) -> ModelSpec:
         softcap = config.attn_logit_softcapping
         return gemma_spec(self.MODULES, config, attention_softcap=None if softcap is None else float(softcap))
-
-    def biases(self, config: Any, spec: ModelSpec) -> tuple[str, ...]:
-        return _common.attention_biases(config)

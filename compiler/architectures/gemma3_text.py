@@ -38,5 +38,5 @@ class Plugin(_common.Llama):
         kinds = tuple(of_type[layers] for layers in config.layer_types)
         return gemma2.gemma_spec(self.MODULES, config, layer_rotary=kinds if "local" in kinds else ())
 
-    def parameters(self, config: Any, spec: ModelSpec) -> dict[str, tuple[str, ...]]:
-        return _common.llama_parameters(spec, _common.attention_biases(config), qk_norm=True)
+    def qk_norm(self, config: Any) -> bool:
+        return True

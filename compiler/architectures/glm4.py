@@ -43,4 +43,4 @@ class Plugin(_common.Architecture):
         layer = _common.in_parts(NAMES, ("weight",))
         if config.attention_bias:
             layer |= _common.in_parts({name: NAMES[name] for name in BIASED}, ("bias",))
-        return _common.llama_outer(spec) | _common.all_layers(spec, "model", layer)
+        return _common.outer(spec) | _common.all_layers(spec, "model", layer)

@@ -5,7 +5,7 @@ from types import MappingProxyType
 from typing import Any
 
 from coldpress.compiler.architectures import _common
-from coldpress.schemas.model import ModelSpec, block_norms, norm_parts
+from coldpress.schemas.model import ModelSpec, block_norms
 
 MLP = {"mlp.dense_h_to_4h": ("up_proj",), "mlp.dense_4h_to_h": ("down_proj",)}
 
@@ -51,8 +51,5 @@ class Plugin(_common.Architecture):
         }
         layer = _common.in_parts(attention, both if config.attention_bias else ("weight",))
         layer |= _common.in_parts(MLP | {name: (name,) for name in block_norms(spec)}, both)
-        outer = {"gpt_neox.embed_in.weight": ("embed_tokens.weight",)}
-        outer |= _common.in_parts({"gpt_neox.final_layer_norm": ("norm",)}, norm_parts(spec))
-        if not spec.tie_word_embeddings:
-            outer["lm_head.weight"] = ("lm_head.weight",)
+        outer = _common.outer(spec, "gpt_neox.embed_in", "gpt_neox.final_layer_norm")
         return outer | _common.all_layers(spec, "gpt_neox", layer)

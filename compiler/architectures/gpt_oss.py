@@ -85,6 +85,3 @@ class Plugin(_experts.Mixture):
             attention_sinks=True,
             **_common.windows(config),
         )
-
-    def biases(self, config: Any, spec: ModelSpec) -> tuple[str, ...]:
-        return _common.attention_biases(config)

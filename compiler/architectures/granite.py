@@ -23,6 +23,3 @@ class Plugin(_common.Llama):
 
     def spec(self, config: Any) -> ModelSpec:
         return _common.llama_spec(self.MODULES, config, **granite_fields(config))
-
-    def biases(self, config: Any, spec: ModelSpec) -> tuple[str, ...]:
-        return _common.llama_biases(config, spec)

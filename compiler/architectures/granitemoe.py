@@ -25,9 +25,6 @@ class Plugin(_experts.Mixture):
     def spec(self, config: Any) -> ModelSpec:
         return _experts.mixture_spec(self.MODULES, config, "num_local_experts", **granite.granite_fields(config))
 
-    def biases(self, config: Any, spec: ModelSpec) -> tuple[str, ...]:
-        return _common.attention_biases(config)
-
     def places(self, spec: ModelSpec) -> dict[str, _common.Place]:
         routers = {
             f"model.layers.{layer}.{NAMES.block}.{NAMES.router}": f"model.layers.{layer}.{NAMES.block}.router.layer"

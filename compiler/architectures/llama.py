@@ -1,14 +1,8 @@
 """Llama 1, 2 and 3, and everything saved as LlamaForCausalLM: GQA, optional biases, tied embeddings, rope variants."""
 
-from typing import Any
-
 from coldpress.compiler.architectures import _common
-from coldpress.schemas.model import ModelSpec
 
 
 class Plugin(_common.Llama):
     KEYS = _common.LLAMA_KEYS | {"head_dim", "attention_bias", "mlp_bias"}
     MODULES = _common.llama_modules("Llama")
-
-    def biases(self, config: Any, spec: ModelSpec) -> tuple[str, ...]:
-        return _common.llama_biases(config, spec)

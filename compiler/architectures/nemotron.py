@@ -15,6 +15,3 @@ class Plugin(_common.Llama):
     def spec(self, config: Any) -> ModelSpec:
         own = {"gated_mlp": False, "norm": "layer_norm_1p", "norm_eps": config.norm_eps}
         return _common.llama_spec(self.MODULES, config, **own)
-
-    def biases(self, config: Any, spec: ModelSpec) -> tuple[str, ...]:
-        return _common.llama_biases(config, spec)

@@ -13,5 +13,5 @@ class Plugin(_common.Llama):
     def spec(self, config: Any) -> ModelSpec:
         return _common.llama_spec(self.MODULES, config, norm_placement="after", qk_norm="width")
 
-    def parameters(self, config: Any, spec: ModelSpec) -> dict[str, tuple[str, ...]]:
-        return _common.llama_parameters(spec, _common.attention_biases(config), qk_norm=True)
+    def qk_norm(self, config: Any) -> bool:
+        return True

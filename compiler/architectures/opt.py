@@ -80,23 +80,16 @@ class Plugin(_common.Architecture):
 
     def parameters(self, config: Any, spec: ModelSpec) -> dict[str, tuple[str, ...]]:
         linears = {
-            "self_attn.q_proj": "q_proj",
-            "self_attn.k_proj": "k_proj",
-            "self_attn.v_proj": "v_proj",
-            "self_attn.out_proj": "o_proj",
-            "fc1": "up_proj",
-            "fc2": "down_proj",
+            "self_attn.q_proj": ("q_proj",),
+            "self_attn.k_proj": ("k_proj",),
+            "self_attn.v_proj": ("v_proj",),
+            "self_attn.out_proj": ("o_proj",),
+            "fc1": ("up_proj",),
+            "fc2": ("down_proj",),
         }
-        norms = {"self_attn_layer_norm": "input_layernorm", "final_layer_norm": "post_attention_layernorm"}
-        layer = {f"{name}.weight": (f"{role}.weight",) for name, role in (linears | norms).items()}
-        biased = linears | norms if config.enable_bias else norms
-        layer |= {f"{name}.bias": (f"{role}.bias",) for name, role in biased.items()}
-        outer: dict[str, tuple[str, ...]] = {
-            "model.decoder.embed_tokens.weight": ("embed_tokens.weight",),
-            "model.decoder.embed_positions.weight": ("embed_positions.weight",),
-            "model.decoder.final_layer_norm.weight": ("norm.weight",),
-            "model.decoder.final_layer_norm.bias": ("norm.bias",),
-        }
-        if not spec.tie_word_embeddings:
-            outer["lm_head.weight"] = ("lm_head.weight",)
+        norms = {"self_attn_layer_norm": ("input_layernorm",), "final_layer_norm": ("post_attention_layernorm",)}
+        layer = _common.in_parts(linears, ("weight", "bias") if config.enable_bias else ("weight",))
+        layer |= _common.in_parts(norms, ("weight", "bias"))
+        outer = _common.outer(spec, "model.decoder.embed_tokens", "model.decoder.final_layer_norm")
+        outer["model.decoder.embed_positions.weight"] = ("embed_positions.weight",)
         return outer | _common.all_layers(spec, "model.decoder", layer)

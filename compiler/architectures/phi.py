@@ -4,7 +4,7 @@ from types import MappingProxyType
 from typing import Any
 
 from coldpress.compiler.architectures import _common
-from coldpress.schemas.model import ModelSpec, block_norms, norm_parts
+from coldpress.schemas.model import ModelSpec, block_norms
 
 LINEARS = {
     "self_attn.q_proj": ("q_proj",),
@@ -41,8 +41,5 @@ class Plugin(_common.Architecture):
 
     def parameters(self, config: Any, spec: ModelSpec) -> dict[str, tuple[str, ...]]:
         modules = LINEARS | {name: (name,) for name in block_norms(spec)} | (QK_NORMS if config.qk_layernorm else {})
-        outer = {"model.embed_tokens.weight": ("embed_tokens.weight",), "lm_head.bias": ("lm_head.bias",)}
-        outer |= _common.in_parts({"model.final_layernorm": ("norm",)}, norm_parts(spec))
-        if not spec.tie_word_embeddings:
-            outer["lm_head.weight"] = ("lm_head.weight",)
+        outer = _common.outer(spec, norm="model.final_layernorm") | {"lm_head.bias": ("lm_head.bias",)}
         return outer | _common.all_layers(spec, "model", _common.in_parts(modules, ("weight", "bias")))

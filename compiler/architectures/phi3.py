@@ -31,4 +31,4 @@ class Plugin(_common.Llama):
             "input_layernorm.weight": ("input_layernorm.weight",),
             "post_attention_layernorm.weight": ("post_attention_layernorm.weight",),
         }
-        return _common.llama_outer(spec) | _common.all_layers(spec, "model", layer)
+        return _common.outer(spec) | _common.all_layers(spec, "model", layer)

@@ -11,4 +11,4 @@ class Plugin(qwen2.Plugin):
     MODULES = _common.llama_modules("Qwen3")
 
     def parameters(self, config: Any, spec: ModelSpec) -> dict[str, tuple[str, ...]]:
-        return _common.llama_parameters(spec, _common.attention_biases(config), qk_norm=True)
+        return _common.llama_parameters(spec, _common.Llama.biases(self, config, spec), qk_norm=True)

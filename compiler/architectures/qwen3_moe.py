@@ -44,6 +44,3 @@ class Plugin(_experts.Mixture):
 
     def qk_norm(self, config: Any) -> bool:
         return True
-
-    def biases(self, config: Any, spec: ModelSpec) -> tuple[str, ...]:
-        return ("q_proj", "k_proj", "v_proj", "o_proj") if config.attention_bias else ()

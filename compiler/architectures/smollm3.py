@@ -33,6 +33,3 @@ class Plugin(_common.Llama):
         kinds = tuple[RotaryKind, ...]("main" if rotates else "none" for rotates in flags)
         own: dict[str, Any] = {"layer_rotary": kinds if "none" in kinds else ()}
         return _common.llama_spec(self.MODULES, config, **_common.windows(config), **own)
-
-    def biases(self, config: Any, spec: ModelSpec) -> tuple[str, ...]:
-        return _common.llama_biases(config, spec)

@@ -34,7 +34,7 @@ def job(stage: str, more: str = "") -> str:
 
 def params(config: BuildConfig, stage: str, **facts: Any) -> dict[str, Any]:
     """Returns the params of a stage's rule, by name. A changed digest of its code, or a changed text of its settings,
-    reruns it. A fact replaces the setting of its name; None leaves it out, for a path that stands in the rule's command.
+    reruns it. A fact replaces the setting of its name; None leaves it out, for a path that is in the rule's command.
     The settings are a function, because Snakemake would take braces in a plain text for wildcards."""
     text = flags(config, stage, **facts)
     found = {"code": code(config, stage), "settings": lambda wildcards: text, "records": records}
