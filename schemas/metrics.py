@@ -270,20 +270,19 @@ class PlanDrafts(Record):
         return 1 + sum(self.accepted) / len(self.accepted)
 
 
-class Verification(Record):
-    """The results of `verify` on test text, with an artifact that is not published yet; `publish` judges them.
+class Measurements(Record):
+    """Figures that `verify` measures on test text, and that the report shows as they are.
 
-    The source is the checkpoint with which the build began, before `relufy` and `distill`.
     A perplexity is exp of the mean over blocks; its error is the standard error of that mean, by the delta method
     (compiler/block_statistics.py), and null if only one block was measured.
     """
 
     artifact_sha256: Sha256
+    """The artifact's identity: sha256 of its manifest."""
     protocol: Protocol
     num_test_tokens: PositiveCount
     num_test_blocks: PositiveCount
     """All blocks of test text, measured or not."""
-    blocks: tuple[MeasuredBlock, ...]
     ppl_source: Measured
     ppl_source_error: Measured
     ppl_artifact: Measured
@@ -294,22 +293,13 @@ class Verification(Record):
     ppl_dense: Measured
     """Perplexity of the artifact's weights with every unit used: the cost of the format without that of sparsity."""
     dense: DenseRun | None
-    """None if the budget holds no dense run."""
-    max_logit_error: Measured
-    """Largest difference between dense logits of the artifact and of the weights before packing, over the largest
-    logit's magnitude. In a mixture of experts the largest hundredth of tokens does not count, since between two equally
-    good experts the smallest rounding may change the router's choice."""
-    top1_agreement: Share
-    top1_agreement_error: Measured
-    divergence: Divergence
-    simulated_equals_real: bool
+    """A dense run under the same budget; None if the budget holds none."""
     sample: Sample | None
     """None if the artifact has no tokenizer."""
     ladder: tuple[LadderStep, ...]
     """Empty if every unit is used, or if the selector sees what is in DRAM."""
-    run: RunMetrics
     read_lengths: tuple[ReadLength, ...]
-    """The reads of `run`, the shortest first."""
+    """The reads of the run, the shortest first."""
     process_bytes: PositiveCount
     """Resident memory of a process that has opened the artifact and its tokenizer, on the machine that measured: the
     interpreter, libraries and tables. A run takes it beside its DRAM budget."""
@@ -325,15 +315,31 @@ class Verification(Record):
         return self.ppl_artifact / self.ppl_source
 
 
-class Metrics(ByLayer):
+class Verification(Measurements):
+    """The results of `verify`, with an artifact that is not published yet; `publish` judges them.
+
+    The source is the checkpoint with which the build began, before `relufy` and `distill`.
+    """
+
+    blocks: tuple[MeasuredBlock, ...]
+    max_logit_error: Measured
+    """Largest difference between dense logits of the artifact and of the weights before packing, over the largest
+    logit's magnitude. In a mixture of experts the largest hundredth of tokens does not count, since between two equally
+    good experts the smallest rounding may change the router's choice."""
+    top1_agreement: Share
+    top1_agreement_error: Measured
+    divergence: Divergence
+    simulated_equals_real: bool
+    run: RunMetrics
+
+
+class Metrics(Measurements, ByLayer):
     """metrics.json: the figures of the report."""
 
     model: str
     device: str
     method: str
     format: str
-    artifact_sha256: Sha256
-    """The artifact's identity: sha256 of its manifest."""
     artifact_bytes: PositiveCount
     flash_bytes: PositiveCount
     resident_bytes: PositiveCount
@@ -343,56 +349,35 @@ class Metrics(ByLayer):
     flash_bytes_per_token: float
     reads_per_token: float
     hit_rate: Share
-    num_test_tokens: PositiveCount
     num_measured_blocks: PositiveCount
-    num_test_blocks: PositiveCount
-    """All blocks of test text; `num_measured_blocks` of them were measured."""
+    """Blocks of test text that were measured, of `num_test_blocks`."""
     ppl_source: float
-    ppl_source_error: Measured
     ppl_artifact: float
-    ppl_artifact_error: Measured
-    ppl_ratio_error: Measured
     ppl_dense: float
     tokens_per_s: float
     """Speed on the machine that built the artifact, at its load: only this figure and `process_bytes` differ from run
     to run."""
-    tokens_per_s_deviation: Measured
     modelled_tokens_per_s: float
     """Speed with the device profile's flash and DRAM bandwidth instead of this machine's: the simulator's figure."""
     modelled_error: Share | None
     """Share by which it may be off (see `DeviceProfile`); None if it is an upper bound, as for a profile that has no
     rates of computing."""
-    dense: DenseRun | None
-    """A dense run under the same budget; None if the budget holds no dense run."""
     in_dram: tuple[WholeInDram, ...]
+    """The whole model in the DRAM of the same device: the original first, then in smaller formats."""
     llama_cpp: tuple[LlamaCppRun, ...] = ()
     """Measurements of llama-bench, if the build was given any; of the machine that they name."""
-    """The whole model in the DRAM of the same device: the original first, then in smaller formats."""
     flash_s_per_token: float
     """Modelled seconds of a token in flash reads."""
     dram_s_per_token: float
     """Modelled seconds of a token in computing and copying; the two overlap."""
     dram_parts: dict[str, Count]
     """The uses of the DRAM budget, and the bytes of each; they sum to it."""
-    process_bytes: PositiveCount
-    read_lengths: tuple[ReadLength, ...]
-    ladder: tuple[LadderStep, ...]
     tried: tuple[Tried, ...]
     """The methods that `auto` compared or skipped; empty if the method was given."""
     front: tuple[Tried, ...]
     """The Pareto front of speed, quality and DRAM that `auto` took the first of `tried` from; empty if the method was
     given."""
-    plans: tuple[PlanFigures, ...] = ()
-    """Every plan, the largest budget first, to which all other figures belong; empty if there is only one."""
-    drafts: tuple[PlanDrafts, ...] = ()
-    """Every plan that drafts, the largest budget first."""
-    protocol: Protocol
-    sample: Sample | None
     provenance: Provenance
-
-    @property
-    def ppl_ratio(self) -> float:
-        return self.ppl_artifact / self.ppl_source
 
     @property
     def original(self) -> WholeInDram:
