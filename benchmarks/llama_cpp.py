@@ -23,7 +23,7 @@ from coldpress.runtime.generate.session import Session
 from coldpress.runtime.text.tokenizer import TextCodec
 from coldpress.schemas.corpus import Corpus
 from coldpress.schemas.errors import ColdpressError
-from coldpress.schemas.export import Export
+from coldpress.schemas.package import Export
 from tests.support.models import documents
 
 FORMATS = ("fp16", "int8_group32", "int4_group32")

@@ -36,7 +36,7 @@ from benchmarks.harness import Benchmark, Cell, Figures, Row, Rows, main, option
 from benchmarks.shared.builds import MODELS, SHORT, artifact_in, build, settings
 from benchmarks.shared.emulated import OTHER_BYTES, SAMPLE_BYTES, apart_under_caps
 from benchmarks.speculative import texts
-from coldpress.compiler.device.kernels import kernel_rates
+from coldpress.compiler.device.host import kernel_rates
 from coldpress.compiler.device.measure import measure
 from coldpress.compiler.io import load_record, save_record
 from coldpress.compiler.quote.decide import Asked, device_quotes

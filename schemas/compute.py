@@ -1,21 +1,42 @@
-"""Speed of a device's computing, where its profile says so, and overlap of computing and reading.
+"""Figures of hardware, which name their sources; and those of a device's computing, where its profile says so.
 
 Kernel rates are of stored bytes: a kernel that reads rows of 4 bits passes fewer bytes per second than one that reads
 rows of 16 bits, and a few scattered rows pass slower than a whole matrix. runtime/store/computing.py turns the figures
 into seconds.
 """
 
-from typing import Literal
+from typing import Generic, Literal, TypeVar
 
 from pydantic import Field, ValidationInfo, field_validator
 
 from coldpress.schemas.base import Many, Record
 from coldpress.schemas.families import FormatName
-from coldpress.schemas.figure import BYTES_PER_S, SECONDS, SHARES, Figure, check_figure
 
+T = TypeVar("T")
+SECONDS, BYTES_PER_S, SHARES = (0.0, 3600.0), (1.0, 1e15), (0.0, 1.0)
+"""Least and largest values: wider than any device, and narrow enough that no sum of modelled seconds overflows."""
 Overlap = Literal["none", "request", "all"]
 """Parts that run at once: none, so that reading and computing add up (LLM in a flash 3); a request's reads and its
 computing, which is what the runtime does; or all of a token's reads and all of its computing."""
+
+
+class Figure(Record, Generic[T]):
+    """A value and its source: a paper's table, a measurement's command, or `assumption: <reason>`."""
+
+    value: T
+    source: str = Field(min_length=1)
+
+
+def check_figure(name: str, figure: Figure[float], bounds: tuple[float, float]) -> Figure[float]:
+    """Returns the figure, if it lies within `bounds`.
+
+    Raises:
+        ValueError: if it does not.
+    """
+    least, most = bounds
+    if not least <= figure.value <= most:
+        raise ValueError(f"{name} must be from {least:g} to {most:g}, found {figure.value:g}")
+    return figure
 
 
 class KernelRate(Record):

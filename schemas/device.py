@@ -11,8 +11,7 @@ import numpy as np
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from coldpress.schemas.base import Many, PositiveCount, Record
-from coldpress.schemas.compute import Compute
-from coldpress.schemas.figure import BYTES_PER_S, SECONDS, Figure, check_figure
+from coldpress.schemas.compute import BYTES_PER_S, SECONDS, Compute, Figure, check_figure
 from coldpress.schemas.law import Floats, Grid, Law, combined, fit, read_seconds
 
 LATENCY_S = (0.0, 0.05)

@@ -1,7 +1,10 @@
-"""Gram matrices of the inputs of a model's matrices: the result of `gram`; `quantize` uses them to correct rounding.
+"""Statistics of the inputs of a model's matrices, which `quantize` corrects rounding by: the results of `gram` and of
+`importance`, which reads an importance matrix of llama.cpp.
 
-Arrays of a layer (safetensors): for each signal that a matrix of the layer multiplies, such as `mlp_inner`, the sum
-over tokens of x xᵀ, float32 [n, n], symmetric, where x [n] is the signal after the build's selector.
+Arrays of a layer (safetensors), Gram matrices: for each signal that a matrix of the layer multiplies, such as
+`mlp_inner`, the sum over tokens of x xᵀ, float32 [n, n], symmetric, where x [n] is the signal after the build's
+selector. Importance: for each matrix of the layer, such as `down_proj` or `experts.3.up_proj`, the mean square of each
+of its inputs over the text of llama.cpp's run, float32 [inputs]; `shared` holds `lm_head`.
 """
 
 from collections.abc import Mapping
@@ -40,3 +43,18 @@ class GramMatrices(Record):
     weights_sha256: Sha256
     """Digest of the weights that ran (`Model.weights_sha256`)."""
     layers: tuple[LayerGram, ...]
+
+
+class LayerImportance(Record):
+    layer: Count
+    arrays: ArrayFile
+
+
+class Importance(Record):
+    """The result of `importance`: one entry per layer, in the order of layer numbers."""
+
+    imatrix_sha256: Sha256
+    """Digest of the importance matrix's file."""
+    layers: tuple[LayerImportance, ...]
+    shared: ArrayFile | None
+    """None if the file has no entry for the head, or the model's head is its embeddings."""

@@ -1,6 +1,6 @@
-"""The result of `package` and `publish`: an artifact's folder, its identity and its sizes."""
+"""The results of `package` and `publish`: an artifact's folder, its identity and its sizes; and that of `export`."""
 
-from coldpress.schemas.base import Count, PositiveCount, Record, Sha256
+from coldpress.schemas.base import Count, Many, PositiveCount, Record, Sha256
 from coldpress.schemas.provenance import Provenance
 
 
@@ -17,3 +17,17 @@ class Package(Record):
     resident_bytes: Count
     predictor_bytes: Count
     provenance: Provenance
+
+
+class Export(Record):
+    """A file for another engine, and its differences from the artifact."""
+
+    target: str
+    """A file of compiler/stages/export."""
+    file: str
+    """Path of the file; absolute in memory."""
+    sha256: Sha256
+    size_bytes: PositiveCount
+    artifact_sha256: Sha256
+    rounded: Many[str]
+    """The file's names of tensors whose values were rounded again; all others equal the artifact's, to the bit."""

@@ -20,12 +20,12 @@ import numpy as np
 from coldpress.compiler.activity import taps
 from coldpress.compiler.activity.lent_experts import Lender, blocks_at_once
 from coldpress.compiler.architectures import _common
-from coldpress.compiler.checkpoint.fused import fused
 from coldpress.compiler.checkpoint.private import private_folder
 from coldpress.compiler.checkpoint.source_json import read_object
 from coldpress.compiler.checkpoint.tensors import (
     MAX_CONFIG_BYTES,
     fits_bfloat16,
+    fused,
     read_role,
     read_rows,
     read_stored,

@@ -9,8 +9,11 @@ in parts. The MXFP4 of safetensors is read as BF16, without loss, and GGUF's blo
 import functools
 import math
 import os
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -22,6 +25,9 @@ from coldpress.compiler.llama_cpp.types import QUANTIZED, decode
 from coldpress.runtime.artifact.tensor_header import ITEM_BYTES, TensorEntry
 from coldpress.schemas.errors import CheckpointError
 from coldpress.schemas.model import Model, RotaryKind, TensorSource
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 FLOAT_DTYPES = ("F32", "F16", "BF16")
 READABLE = (*FLOAT_DTYPES, *sorted(QUANTIZED))
@@ -143,6 +149,17 @@ def rotary_inv_freq(model: Model, kind: RotaryKind = "main") -> np.ndarray:
     modules = load("coldpress.compiler.architectures", _common.Architecture, model.spec.model_type).MODULES
     raw = read_object(private_folder(model) / "config.json", MAX_CONFIG_BYTES)
     return _common.rope(modules, _common.source_config(modules, raw))[kind][0]
+
+
+def fused(roles: tuple[str, ...], of_role: "Callable[[str], Tensor]") -> "Tensor":
+    """Returns the stacked rows of `roles`, [rows, ...] each by `of_role`; a role that appears n times gives the next
+    nth of its rows at each place."""
+    import torch
+
+    if len(roles) == 1:
+        return of_role(roles[0])
+    parts = {role: iter(of_role(role).chunk(count)) for role, count in Counter(roles).items()}
+    return torch.cat([next(parts[role]) for role in roles])
 
 
 def decode_floats(data: np.ndarray, dtype: str) -> np.ndarray:

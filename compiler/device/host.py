@@ -1,7 +1,9 @@
-"""Measures this machine: DRAM read bandwidth, and its storage as the runtime reads it, in several rounds.
+"""Measures this machine in several rounds: DRAM read bandwidth, its storage as the runtime reads it, and its products.
 
 Reads go through the runtime's own native reader (O_DIRECT, checksums, many reads in flight) to random places of a file
-of random bytes. So the figures are what an artifact will get, not the best that the device could do.
+of random bytes. So the figures are what an artifact will get, not the best that the device could do. Products are the
+runtime's own, by format and density, with all of its threads. Weights are far larger than the processor's caches, rows
+are those of a 7B's MLP, and each call uses other rows, so that memory is measured with the arithmetic.
 """
 
 import itertools
@@ -12,12 +14,18 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from coldpress.runtime import _native
+from coldpress.runtime.kernels import mlp
+from coldpress.runtime.plugins import load, names
+from coldpress.runtime.quantization import Format
+from coldpress.runtime.store.slot_memory import copy_rows
 from coldpress.schemas.errors import ColdpressError
+from coldpress.schemas.families import FormatName
 
 PAGE_BYTES = 4096
 READ_SIZES = tuple(4096 << step for step in range(9))
@@ -32,6 +40,15 @@ ROUND_READS = 1024
 DRAM_BYTES = 256 << 20
 DRAM_ROUNDS = 5
 FLASH_ROUNDS = 5
+ROW_LENGTH = 4096
+WEIGHT_BYTES = 96 << 20
+DENSITIES = (0.1, 0.5, 1.0)
+KERNEL_ROUNDS = 9
+ENCODED_UNITS = 64
+ROLES = 3
+"""Gate, up and down: the slices of a unit."""
+PASS_FORMAT, PASS_TOKENS = "int4_group32", 5
+"""The format and the tokens of the pass in which tokens share the passing of weights."""
 
 
 @dataclass(frozen=True)
@@ -188,3 +205,64 @@ def _write(path: Path, file_bytes: int) -> np.ndarray:
         os.fsync(file.fileno())
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     return np.concatenate(sums)
+
+
+def kernel_rates() -> Iterator[tuple[FormatName, float, Rounds]]:
+    """Yields (format, density, bytes per second of the rows that are used), in that order of formats and densities."""
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal(ROW_LENGTH).astype(np.float32)
+    for name in names("coldpress.runtime.quantization"):
+        units, layout = _units(name, rng)
+        rest = layout, x, mlp.Terms()
+        for density in DENSITIES:
+            count = max(1, round(density * len(units)))
+            drawn = [np.sort(rng.permutation(len(units))[:count]).astype(np.int32) for _ in range(KERNEL_ROUNDS + 1)]
+            yield (
+                name,
+                density,
+                timed(count * units.shape[1], [partial(mlp.mlp_rows, units, slots, *rest) for slots in drawn]),
+            )
+
+
+def further_shares() -> list[float]:
+    """Measures what each further token of a pass takes of the first one's products, at most all of it; in order."""
+    rng = np.random.default_rng(0)
+    units, layout = _units(PASS_FORMAT, rng)
+    slots = np.arange(len(units), dtype=np.int32)
+    x = rng.standard_normal((PASS_TOKENS, ROW_LENGTH)).astype(np.float32)
+    one, several = (
+        partial(mlp.mlp_rows_each, units, slots, layout, x[:count], mlp.Terms()) for count in (1, PASS_TOKENS)
+    )
+    rates = timed(1, [several, *[one, several] * KERNEL_ROUNDS]).rates
+    shares = [
+        (alone / together - 1) / (PASS_TOKENS - 1) for alone, together in zip(rates[::2], rates[1::2], strict=True)
+    ]
+    return sorted(min(1.0, max(0.0, share)) for share in shares)
+
+
+def _units(name: FormatName, rng: np.random.Generator) -> tuple[np.ndarray, mlp.Layout]:
+    """Returns units of random weights, uint8 [num_units, unit_bytes], and where their slices lie."""
+    plugin = load("coldpress.runtime.quantization", Format, name)
+    size = plugin.nbytes(ROW_LENGTH)
+    block = plugin.encode(rng.standard_normal((ROLES * ENCODED_UNITS, ROW_LENGTH)).astype(np.float32) / 64)
+    num_units = max(1, WEIGHT_BYTES // (ROLES * size))
+    units = np.resize(block.reshape(ENCODED_UNITS, ROLES * size), (num_units, ROLES * size))
+    return units, mlp.Layout(0, size, 2 * size, ROW_LENGTH, name, "silu", 0.0)
+
+
+def copy_rate(unit_bytes: int = ROLES * ROW_LENGTH) -> Rounds:
+    count = max(1, WEIGHT_BYTES // 4 // unit_bytes)
+    rows, slots = np.ones((count, unit_bytes), np.uint8), np.zeros((count, unit_bytes), np.uint8)
+    order = np.random.default_rng(0).permutation(count).astype(np.int32)
+    copy = partial(copy_rows, rows, np.arange(count, dtype=np.int32), slots, order)
+    return timed(count * unit_bytes, [copy] * (KERNEL_ROUNDS + 1))
+
+
+def timed(num_bytes: int, calls: Sequence[Callable[[], object]]) -> Rounds:
+    """Returns bytes per second of each call but the first, which does not count."""
+    rates = []
+    for call in calls:
+        start = time.perf_counter()
+        call()
+        rates.append(num_bytes / (time.perf_counter() - start))
+    return Rounds(tuple(rates[1:]))

@@ -9,12 +9,11 @@ from statistics import median
 
 import numpy as np
 
-from coldpress.compiler.device import calls, host, kernels, portions
+from coldpress.compiler.device import host, overheads
 from coldpress.compiler.device.host import PAGE_BYTES, Rounds
 from coldpress.runtime.plan.memory import physical_bytes
-from coldpress.schemas.compute import Compute, KernelRate
+from coldpress.schemas.compute import Compute, Figure, KernelRate
 from coldpress.schemas.device import DeviceProfile, Flash, ReadPoint
-from coldpress.schemas.figure import Figure
 from coldpress.schemas.law import Grid, fit
 
 MEASURED = "measured: coldpress device measure"
@@ -65,12 +64,12 @@ def measure(name: str, folder: Path, file_bytes: int, tell: Callable[[str], None
 def computing(device: DeviceProfile, folder: Path, where: str, tell: Callable[[str], None]) -> Compute:
     """Measures this machine's kernels, copies and calls; all sources begin with `where`."""
     tell("products of the runtime's kernels")
-    rates = list(kernels.kernel_rates())
-    copies, shares = kernels.copy_rate(), kernels.further_shares()
+    rates = list(host.kernel_rates())
+    copies, shares = host.copy_rate(), host.further_shares()
     tell("what requests, layers and tokens cost besides")
-    costs = calls.call_costs(device)
+    costs = overheads.call_costs(device)
     largest = max((rounds for _, _, rounds in rates), key=lambda rounds: rounds.spread)
-    besides = f"{where}, {calls.ROUNDS} rounds that differ by {costs.spread:.0%} at most, the median processor time"
+    besides = f"{where}, {overheads.ROUNDS} rounds that differ by {costs.spread:.0%} at most, the median processor time"
 
     def cost(seconds: float) -> Figure[float]:
         return Figure(value=rounded(seconds), source=besides)
@@ -94,8 +93,8 @@ def computing(device: DeviceProfile, folder: Path, where: str, tell: Callable[[s
         ),
     )
     tell("what portions of reads cost besides")
-    portion_s = rounded(portions.portion_cost(device.model_copy(update={"compute": compute}), folder))
-    source = f"{where}, {portions.ROUNDS} rounds, the median seconds"
+    portion_s = rounded(overheads.portion_cost(device.model_copy(update={"compute": compute}), folder))
+    source = f"{where}, {overheads.ROUNDS} rounds, the median seconds"
     return compute.model_copy(update={"portion_s": Figure(value=portion_s, source=source)})
 
 

@@ -23,8 +23,7 @@ from coldpress.compiler.quote.costs import build_costs
 from coldpress.compiler.quote.first_token import first_token
 from coldpress.compiler.quote.records import Choice, DeviceQuote, Figure, Step
 from coldpress.compiler.quote.reference import kind_of, real_like
-from coldpress.compiler.quote.sources import Source
-from coldpress.compiler.quote.trace import expert_shares
+from coldpress.compiler.quote.sources import Source, expert_shares
 from coldpress.compiler.search import Judged, Space
 from coldpress.compiler.seconds import Token
 from coldpress.compiler.stages.allocate import (

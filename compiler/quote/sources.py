@@ -3,7 +3,7 @@
 An artifact carries curves.json and trace.safetensors.zst; a build folder has the records of `explore` and `calibrate`;
 of anything that `model=` takes only config.json is read. Then signals are drawn with the statistics of a small model of
 the same kind, and formats lose what they lose on a language model of that size; nobody knows what leaving out units
-would lose.
+would lose. Where there is no calibration, its statistics are counted in the trace.
 """
 
 import sys
@@ -16,25 +16,27 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import ValidationError
 
+from coldpress.compiler.activity.layer_counts import countable_families, exact_families, leaders
+from coldpress.compiler.activity.signals import magnitude_edges, magnitude_histogram, pack_nonzero
 from coldpress.compiler.candidates import AUTO, candidates
 from coldpress.compiler.checkpoint.hub import snapshot
 from coldpress.compiler.checkpoint.packages import fetch
 from coldpress.compiler.checkpoint.shapes import read_shapes
-from coldpress.compiler.io import load_record, save_arrays
+from coldpress.compiler.io import load_arrays, load_record, save_arrays
 from coldpress.compiler.quote.records import Basis
 from coldpress.compiler.quote.reference import Kind, RealModel, drawn_trace, kind_of, real_like
-from coldpress.compiler.quote.trace import activations_of
 from coldpress.compiler.seconds import NO_DIGEST
 from coldpress.compiler.shared_settings import MAX_PPL_RATIO
 from coldpress.compiler.workflow.settings import CONFIG_FILE, BuildConfig, ModelReference, resolve
 from coldpress.runtime.artifact.experts import load_curve
 from coldpress.runtime.artifact.reader import Artifact, open_artifact
 from coldpress.runtime.plan.kv_cache import formats_of
-from coldpress.schemas.activations import Activations
+from coldpress.runtime.sparsity import used_experts
+from coldpress.schemas.activations import Activations, FamilyStatistics, LayerStatistics
 from coldpress.schemas.base import ArrayFile
 from coldpress.schemas.curves import Curves, Unexplored
 from coldpress.schemas.errors import ArtifactError, ColdpressError
-from coldpress.schemas.families import WHOLE_MLP, layers_of, slices, unit_keys
+from coldpress.schemas.families import WHOLE_MLP, activity_of, layers_of, num_units, slices, unit_keys
 from coldpress.schemas.manifest import CURVES_FILE, MANIFEST_FILE, TRACE_FILE, Manifest
 from coldpress.schemas.model import FREQUENCIES, Model, ModelSpec, TensorSource, matrices, role_shape
 from coldpress.schemas.sparsity import Sparsity
@@ -293,3 +295,65 @@ def _shapes(manifest: Manifest) -> dict[str, tuple[int, ...]]:
                 role = f"layers.{layer}.{name}.weight"
                 found[role] = role_shape(spec, role)
     return found
+
+
+def activations_of(curves: Curves, spec: ModelSpec, folder: Path) -> Activations:
+    """Returns activation statistics as `calibrate` writes them, counted in the trace, for each layer in the nearest
+    traced one; files go into `folder`."""
+    trace = load_arrays(curves.trace)
+    traced = {layer: _families(trace, layer, spec, folder) for layer in curves.trace_layers}
+    signal = next(name for name in trace if name.count(".") == 1)
+    return Activations(
+        num_tokens=len(trace[signal]),
+        exact_zeros=spec.exact_zeros,
+        weights_sha256=curves.weights_sha256,
+        layers=tuple(
+            LayerStatistics(
+                layer=layer,
+                families=tuple(
+                    found
+                    for found in traced[min(traced, key=lambda known: (abs(known - layer), known))]
+                    if layer in layers_of(found.family, spec)
+                ),
+                inputs=curves.trace,
+                input_similarity=None,
+            )
+            for layer in range(spec.num_hidden_layers)
+        ),
+    )
+
+
+def expert_shares(curves: Curves, spec: ModelSpec) -> np.ndarray | None:
+    """Returns the share of a trace's tokens that use each expert, float64 [traced layers, E]; None for a model without
+    experts, or a trace without the signal that shows them."""
+    trace = load_arrays(curves.trace) if spec.is_mixture else {}
+    names = [f"{layer}.{activity_of(WHOLE_MLP, spec)}" for layer in curves.trace_layers]
+    found = [used_experts(trace[name], spec.num_experts).mean(axis=0) for name in names if name in trace]
+    return np.stack(found) if found else None
+
+
+def _families(
+    trace: Mapping[str, np.ndarray], layer: int, spec: ModelSpec, folder: Path
+) -> tuple[FamilyStatistics, ...]:
+    families = tuple(name for name in countable_families(spec) if f"{layer}.{activity_of(name, spec)}" in trace)
+    exact, found = exact_families(families, spec), dict[str, FamilyStatistics]()
+    for leader, same in leaders(families, spec).items():
+        values = trace[f"{layer}.{activity_of(leader, spec)}"].astype(np.float32)
+        density, arrays = _counted(values, leader in exact, folder / f"{layer}.{leader}.safetensors")
+        for family in same:
+            found[family] = FamilyStatistics(
+                family=family, num_units=num_units(family, spec), density=density, arrays=arrays
+            )
+    return tuple(found[family] for family in families)
+
+
+def _counted(values: np.ndarray, is_exact: bool, path: Path) -> tuple[float | None, ArrayFile]:
+    """Returns the density, where zeros are exact, and the arrays of a signal, float32 [num_tokens, num_units]."""
+    keys = values.view(np.uint32)
+    arrays = {"magnitude_histogram": magnitude_histogram(keys).astype(np.uint64)}
+    arrays["magnitude_edges"] = magnitude_edges()
+    if not is_exact:
+        return None, save_arrays(path, arrays)
+    counts = np.count_nonzero(values, axis=0)
+    arrays |= {"bits": pack_nonzero(keys), "counts": counts.astype(np.int64)}
+    return int(counts.sum()) / values.size, save_arrays(path, arrays)

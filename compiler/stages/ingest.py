@@ -26,7 +26,6 @@ from coldpress.compiler.architectures import _common
 from coldpress.compiler.checkpoint.conversion import converted
 from coldpress.compiler.checkpoint.gguf_config import source_config_of
 from coldpress.compiler.checkpoint.gguf_files import GgufModel, open_gguf
-from coldpress.compiler.checkpoint.gguf_tensors import match_gguf
 from coldpress.compiler.checkpoint.gguf_tokenizer import tokenizer_of
 from coldpress.compiler.checkpoint.headers import read_header
 from coldpress.compiler.checkpoint.hub import HUB_ID, snapshot
@@ -35,14 +34,18 @@ from coldpress.compiler.checkpoint.source_config import check_value, checked_con
 from coldpress.compiler.checkpoint.source_json import read_json, read_object
 from coldpress.compiler.checkpoint.source_tokenizer import (
     CHAT_TEMPLATE,
+    DECODER,
+    EXTRA,
     MAX_SETTINGS_BYTES,
     MAX_TOKENIZER_BYTES,
     SETTINGS,
     TOKENIZER,
     SourceTokenizer,
+    Special,
+    resolved,
+    with_tokens,
 )
-from coldpress.compiler.checkpoint.special_tokens import DECODER, EXTRA, Special, resolved, with_tokens
-from coldpress.compiler.checkpoint.tensor_map import match_tensors
+from coldpress.compiler.checkpoint.tensor_map import match_gguf, match_tensors
 from coldpress.compiler.checkpoint.tensors import MAX_CONFIG_BYTES
 from coldpress.compiler.checkpoint.weight_files import is_there, kind_of, locate, regular_file, scan, source_file
 from coldpress.compiler.io import Workspace, digest, make_folder, replacing, sync_folder

@@ -15,12 +15,11 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from coldpress.compiler.architectures import _common
-from coldpress.compiler.checkpoint.fused import fused
 from coldpress.compiler.checkpoint.headers import read_header
 from coldpress.compiler.checkpoint.private import private_folder
 from coldpress.compiler.checkpoint.source_json import read_object
 from coldpress.compiler.checkpoint.tensor_map import match_tensors
-from coldpress.compiler.checkpoint.tensors import MAX_CONFIG_BYTES, read_stored, stored_dtype
+from coldpress.compiler.checkpoint.tensors import MAX_CONFIG_BYTES, fused, read_stored, stored_dtype
 from coldpress.compiler.checkpoint.weight_files import INDEX, locate, scan, source_file
 from coldpress.compiler.io import digest, replacing
 from coldpress.runtime.plugins import load

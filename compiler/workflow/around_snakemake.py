@@ -44,7 +44,7 @@ from coldpress.compiler.pipeline import STAGES
 from coldpress.compiler.workflow.commands import named_records
 from coldpress.compiler.workflow.last_words import NOTE, REFUSED, no_room
 from coldpress.compiler.workflow.pins import keep
-from coldpress.compiler.workflow.running import FOLDER
+from coldpress.compiler.workflow.progress import FOLDER
 from coldpress.compiler.workflow.settings import BuildConfig
 from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.manifest import MANIFEST_FILE

@@ -15,10 +15,19 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
 
-from coldpress.compiler.workflow.last_words import FAILED, NOTE, REFUSAL, exit_code
-from coldpress.compiler.workflow.running import BROKEN, FINISHED, JOB_ID, Running
+from coldpress.compiler.workflow.last_words import FAILED, NOTE, REFUSAL, exit_code, last_line
 
+FOLDER = "Building in "
+"""Begins the line that says where logs lie (compiler/workflow/around_snakemake.py)."""
+RULE = re.compile(r"(?:local)?rule (\S+):$")
+LOG = re.compile(r"\s+log: (.+?)(?: \(|$)")
+JOB_ID = re.compile(r"\s+jobid: (\d+)")
+FINISHED = re.compile(r"Finished jobid: (\d+) \(Rule: (\S+)\)")
+STEP = re.compile(r": \d+ of \d+ .*, about .* left$")
+BROKEN = re.compile(r"Error in rule (\S+):")
 CHUNK = re.compile(r"\s+wildcards: chunk=(\d+)-(\d+)")
 STEPS = re.compile(r"(\d+) of (\d+) steps \(\d+%\) done")
 TROUBLE = re.compile(r"(\w*Error\b|error:|Error in rule|MissingInput|Exiting because|\w*Exception\b)")
@@ -28,6 +37,51 @@ UP_TO_DATE, DRY_RUN = "Nothing to be done", "This was a dry-run"
 PIPE_EVERY_S = 10.0
 LAST_OF_SNAKEMAKE = re.compile(r"(Complete log\(s\): |Elapsed time: )")
 """Snakemake's lines between the last step and the summary (compiler/workflow/ending.py)."""
+
+
+@dataclass(frozen=True)
+class Job:
+    rule: str
+    log: Path | None
+    """None for a job without a log."""
+    start_s: float
+
+
+@dataclass
+class Running:
+    folder: Path = field(default_factory=Path)
+    jobs: dict[str, Job] = field(default_factory=dict[str, Job])
+    _rule: str = ""
+    _log: Path | None = None
+
+    def see(self, line: str, now_s: float) -> None:
+        if line.startswith(FOLDER):
+            self.folder = Path(line.removeprefix(FOLDER))
+        elif found := RULE.match(line):
+            self._rule, self._log = found[1], None
+        elif found := LOG.match(line):
+            self._log = self.folder / found[1].partition(",")[0]
+        elif self._rule and (found := JOB_ID.match(line)):
+            self.jobs[found[1]] = Job(self._rule, self._log, now_s)
+            self._rule = ""
+        elif found := FINISHED.match(line):
+            self.jobs.pop(found[1], None)
+        elif found := BROKEN.match(line):
+            self.jobs = {number: job for number, job in self.jobs.items() if job.rule != found[1]}
+
+    def status(self, now_s: float) -> str:
+        """Returns one line for each running job: its rule, its seconds, and the last line of its log."""
+        return "\n".join(_status(job, now_s) for job in list(self.jobs.values()))
+
+    def progress(self) -> list[str]:
+        """Returns for each running job the last line of its log that tells how far it is (compiler/steps.py)."""
+        logs = (job.log for job in list(self.jobs.values()) if job.log is not None and job.log.exists())
+        return list(filter(None, (last_line(log, STEP) for log in logs)))
+
+
+def _status(job: Job, now_s: float) -> str:
+    said = "" if job.log is None or not job.log.exists() else last_line(job.log).removeprefix(f"{job.rule}: ")
+    return f"{job.rule}, {now_s - job.start_s:.0f} s" + (f": {said}" if said else "")
 
 
 def shorten(lines: Iterable[str], clock: Iterator[float]) -> Generator[str, None, int]:

@@ -25,9 +25,8 @@ from coldpress.runtime.quantization._mixed import in_words
 from coldpress.runtime.sparsity import Selector
 from coldpress.schemas.device import UNCOMPUTED
 from coldpress.schemas.errors import ColdpressError, printable
-from coldpress.schemas.export import Export
 from coldpress.schemas.metrics import Metrics, PlanDrafts, PlanFigures, Protocol, Sample
-from coldpress.schemas.package import Package
+from coldpress.schemas.package import Export, Package
 from coldpress.schemas.sparsity import Tried
 
 WIDTH = 100

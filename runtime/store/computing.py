@@ -16,9 +16,9 @@ import numpy as np
 
 from coldpress.runtime.artifact.contents import nbytes
 from coldpress.runtime.quantization._mixed import VALUES
+from coldpress.schemas.compute import Figure
 from coldpress.schemas.device import DeviceProfile
 from coldpress.schemas.families import JOINT, UnitFormat, slice_formats
-from coldpress.schemas.figure import Figure
 
 COPY_PASSES = 2
 """A copy reads each byte and writes it."""

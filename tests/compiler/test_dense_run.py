@@ -6,7 +6,7 @@ import pytest
 from coldpress.compiler.cost_model import flash_bytes, kv_cache_bytes, resident_bytes, unit_bytes
 from coldpress.compiler.dense_run import _buffer_sizes, dense_run
 from coldpress.compiler.io import Workspace
-from coldpress.compiler.quote.trace import activations_of
+from coldpress.compiler.quote.sources import activations_of
 from coldpress.compiler.sections import dense_bookkeeping_bytes
 from coldpress.compiler.stages.allocate import AllocateConfig, Inputs
 from coldpress.compiler.stages.allocate._division import divided

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from coldpress.cli.main import main
-from coldpress.compiler.device import calls, command, host, kernels, portions
+from coldpress.compiler.device import command, host, overheads
 from coldpress.compiler.device import measure as measuring
 from coldpress.compiler.device.fio import JOBS, Stated, import_fio, read_report
 from coldpress.compiler.device.host import Point, Rounds, depth_of
@@ -384,9 +384,9 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host, "DEPTHS", (1, 2))
     monkeypatch.setattr(host, "ROUND_BYTES", 1 << 20)
     monkeypatch.setattr(host, "DRAM_BYTES", 8 << 20)
-    monkeypatch.setattr(kernels, "WEIGHT_BYTES", 1 << 20)
-    monkeypatch.setattr(calls, "TOKENS", 1)
-    monkeypatch.setattr(portions, "ROUNDS", 2)
+    monkeypatch.setattr(host, "WEIGHT_BYTES", 1 << 20)
+    monkeypatch.setattr(overheads, "CALL_TOKENS", 1)
+    monkeypatch.setattr(overheads, "ROUNDS", 2)
 
 
 @pytest.mark.parametrize("name", ["host.yaml", "host.json"])
@@ -429,7 +429,7 @@ def test_the_cost_of_a_portion_is_the_one_that_explains_the_difference(cost_s: f
     num_bytes = 2048 * 3 * (256 + 256 // 32 * 2)
     few_s = float(flash_seconds(device.flash, 4, num_bytes, 4)) / 2
     many_s = float(flash_seconds(device.flash, 16, num_bytes + 8 * 4096, 2)) / 16  # eight pages are read twice
-    assert portions.cost_of(device, 4 * (many_s - few_s + 14 * cost_s)) == pytest.approx(cost_s, abs=1e-9)
+    assert overheads.cost_of(device, 4 * (many_s - few_s + 14 * cost_s)) == pytest.approx(cost_s, abs=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -471,8 +471,8 @@ def test_measuring_needs_only_the_runtime(tmp_path: Path) -> None:
     code = (
         f"import sys; sys.modules.update(dict.fromkeys({blocked}))\n"
         "from coldpress.cli.main import main\n"
-        "from coldpress.compiler.device import calls, host, kernels\n"
-        "kernels.WEIGHT_BYTES, calls.TOKENS = 1 << 20, 1\n"
+        "from coldpress.compiler.device import host, overheads\n"
+        "host.WEIGHT_BYTES, overheads.CALL_TOKENS = 1 << 20, 1\n"
         "host.READ_SIZES, host.DEPTHS, host.DRAM_BYTES = (4096,), (1,), 1 << 20\n"
         "host.ROUND_BYTES = 1 << 16; sys.exit(main(['device', *sys.argv[1:]]))"
     )

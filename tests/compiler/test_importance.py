@@ -12,7 +12,7 @@ from coldpress.compiler.stages.importance import ImportanceConfig, run
 from coldpress.compiler.stages.importance.files import open_imatrix
 from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.families import resident_roles
-from coldpress.schemas.importance import Importance
+from coldpress.schemas.gram import Importance
 from coldpress.schemas.model import Model, ModelSpec, role_shape
 from tests.support.imatrices import NAMES, write_gguf, write_legacy
 from tests.support.models import write_safetensors

@@ -23,7 +23,7 @@ from coldpress.runtime.plugins import load
 from coldpress.runtime.quantization import Format
 from coldpress.schemas.activations import Activations
 from coldpress.schemas.corpus import Corpus
-from coldpress.schemas.importance import Importance, LayerImportance
+from coldpress.schemas.gram import Importance, LayerImportance
 from coldpress.schemas.model import Model
 from coldpress.schemas.quantized import Quantized
 from tests.support.hf import load_hf

@@ -20,8 +20,7 @@ from coldpress.compiler.quote import costs, reference, sources
 from coldpress.compiler.quote.decide import CLEARLY, NEARLY
 from coldpress.compiler.quote.records import Quote
 from coldpress.compiler.quote.show import WORDS, shown
-from coldpress.compiler.quote.sources import find
-from coldpress.compiler.quote.trace import activations_of, expert_shares
+from coldpress.compiler.quote.sources import activations_of, expert_shares, find
 from coldpress.compiler.stages import calibrate, ingest
 from coldpress.compiler.stages.allocate import AllocateConfig, Inputs
 from coldpress.compiler.stages.allocate._division import divided

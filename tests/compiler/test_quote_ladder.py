@@ -11,13 +11,11 @@ from coldpress.cli.main import main
 from coldpress.compiler.io import Workspace, save_record
 from coldpress.compiler.quote.decide import Asked, device_quotes
 from coldpress.compiler.quote.records import DeviceQuote
-from coldpress.compiler.quote.sources import Source
-from coldpress.compiler.quote.trace import activations_of
+from coldpress.compiler.quote.sources import Source, activations_of
 from coldpress.compiler.stages import allocate
 from coldpress.compiler.stages.allocate import AllocateConfig
-from coldpress.schemas.compute import Compute, KernelRate
+from coldpress.schemas.compute import Compute, Figure, KernelRate
 from coldpress.schemas.device import DeviceProfile
-from coldpress.schemas.figure import Figure
 from coldpress.schemas.sparsity import Sparsity
 from tests.support.curves import curves_of
 from tests.support.models import write_model

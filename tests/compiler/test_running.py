@@ -10,8 +10,7 @@ import pytest
 
 from coldpress.compiler import steps
 from coldpress.compiler.steps import Steps
-from coldpress.compiler.workflow.progress import told_now_and_then
-from coldpress.compiler.workflow.running import Running
+from coldpress.compiler.workflow.progress import Running, told_now_and_then
 
 BEGUN = """Building in {folder}
 rule verify:

@@ -219,7 +219,7 @@ def test_the_compiler_counts_seconds_in_one_place_and_no_benchmark_adds_memory_t
         "compiler/stages/report/page_charts.py": {"dense_seconds"},
         "compiler/seconds.py": {"weight_seconds", "arrival"},
         "compiler/device/shown.py": {"flash_seconds"},
-        "compiler/device/portions.py": {"fetch_seconds"},
+        "compiler/device/overheads.py": {"fetch_seconds"},
         "compiler/quote/first_token.py": {"flash_seconds", "fetch_seconds", "dense_seconds", "weight_seconds"},
     }
     computing = {"request_work", "weight_seconds", "dense_seconds"}

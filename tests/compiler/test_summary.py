@@ -9,9 +9,8 @@ import pytest
 from coldpress.compiler.io import load_record, save_record
 from coldpress.compiler.workflow import summary
 from coldpress.schemas.errors import ColdpressError
-from coldpress.schemas.export import Export
 from coldpress.schemas.metrics import DenseRun, Metrics, Protocol, Sample, WholeInDram
-from coldpress.schemas.package import Package
+from coldpress.schemas.package import Export, Package
 from coldpress.schemas.sparsity import Tried
 from tests.support.records import DRAFTS, PROVENANCE, tiny_figures
 

@@ -20,8 +20,8 @@ from coldpress.runtime.store.planner import ReadPlan
 from coldpress.runtime.store.reads import room_bytes
 from coldpress.runtime.store.store import Store
 from coldpress.runtime.trace import END, FETCH, RESET, Event, Recorder, load_trace
+from coldpress.schemas.compute import Figure
 from coldpress.schemas.errors import ArtifactError, ColdpressError
-from coldpress.schemas.figure import Figure
 from coldpress.schemas.law import combined
 from tests.support.caches import RUNNABLE
 from tests.support.shapes import small_device

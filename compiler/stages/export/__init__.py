@@ -20,8 +20,7 @@ from coldpress.runtime.artifact.reader import Artifact, open_artifact
 from coldpress.runtime.plugins import load, options_of
 from coldpress.schemas.base import Options, Record
 from coldpress.schemas.config import Key, OptionsOf
-from coldpress.schemas.export import Export
-from coldpress.schemas.package import Package
+from coldpress.schemas.package import Export, Package
 from coldpress.schemas.preflight import StageNeeds
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from coldpress.compiler.stages.importance.files import Imatrix, open_imatrix
 from coldpress.schemas.base import Record
 from coldpress.schemas.config import Key
 from coldpress.schemas.errors import ColdpressError, clipped
-from coldpress.schemas.importance import Importance, LayerImportance
+from coldpress.schemas.gram import Importance, LayerImportance
 from coldpress.schemas.model import Model
 from coldpress.schemas.preflight import StageNeeds
 

@@ -27,8 +27,7 @@ from coldpress.runtime.quantization._mixed import format_at
 from coldpress.schemas.activations import Activations
 from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.families import layers_of
-from coldpress.schemas.gram import GramMatrices, measured_roles
-from coldpress.schemas.importance import Importance
+from coldpress.schemas.gram import GramMatrices, Importance, measured_roles
 from coldpress.schemas.model import Model
 from coldpress.schemas.preflight import StageNeeds
 from coldpress.schemas.quantized import LayerCodes, Quantized, ResidentTensor
