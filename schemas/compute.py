@@ -28,11 +28,7 @@ class Figure(Record, Generic[T]):
 
 
 def check_figure(name: str, figure: Figure[float], bounds: tuple[float, float]) -> Figure[float]:
-    """Returns the figure, if it lies within `bounds`.
-
-    Raises:
-        ValueError: if it does not.
-    """
+    """Returns the figure, if it lies within `bounds`; raises ValueError if it does not."""
     least, most = bounds
     if not least <= figure.value <= most:
         raise ValueError(f"{name} must be from {least:g} to {most:g}, found {figure.value:g}")

@@ -27,7 +27,6 @@ class Corpus(Record):
 
     name: str
     revision: str | None = None
-    """Commit of a hub dataset."""
     text_sha256: Sha256
     """Digest of the text from which all splits were cut."""
     splits: tuple[TokenBlocks, ...]

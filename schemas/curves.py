@@ -33,7 +33,6 @@ class Loss(Record):
     p999_kld: float
     """99.9th percentile over tokens."""
     ppl_ratio: float = Field(gt=0)
-    """Perplexity over the source's."""
     ppl_ratio_error: float | None
     """Standard error over blocks, of the ratio; None for one block."""
 
@@ -96,7 +95,6 @@ class RoutedPoint(Loss):
     """Routers that prefer experts in DRAM with one strength in all layers, and every unit of their experts used."""
 
     strength: float = Field(gt=0)
-    """Strength of the preference (runtime/routing)."""
 
 
 class RoutingCurve(Record):

@@ -59,11 +59,8 @@ class UnknownNameError(ColdpressError):
 
 
 def known_name(kind: str, name: str, known: Iterable[Name]) -> Name:
-    """Returns the element of `known` that equals `name`; `kind` as in `UnknownNameError`.
-
-    Raises:
-        UnknownNameError: if no element does.
-    """
+    """Returns the element of `known` that equals `name`; `kind` as in `UnknownNameError`. Raises UnknownNameError if no
+    element does."""
     choices = tuple(known)
     for choice in choices:
         if name == choice:

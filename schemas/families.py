@@ -140,11 +140,8 @@ BLOCKS = "block"
 
 
 def known_family(name: str) -> str:
-    """Returns `name` if a family has it.
-
-    Raises:
-        ValueError: if not; it has the text of `UnknownNameError`, which lists the families.
-    """
+    """Returns `name` if a family has it; raises ValueError if not; it has the text of `UnknownNameError`, which lists
+    the families."""
     if name not in FAMILIES:
         raise ValueError(str(UnknownNameError("family", name, FAMILIES)))
     return name

@@ -54,7 +54,6 @@ class Importance(Record):
     """The result of `importance`: one entry per layer, in the order of layer numbers."""
 
     imatrix_sha256: Sha256
-    """Digest of the importance matrix's file."""
     layers: tuple[LayerImportance, ...]
     shared: ArrayFile | None
     """None if the file has no entry for the head, or the model's head is its embeddings."""

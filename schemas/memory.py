@@ -25,7 +25,6 @@ class Held(NamedTuple):
     buffers: int = 0
     """The read buffer and the preload buffer."""
     draft: int = 0
-    """The draft model."""
 
     @property
     def num_bytes(self) -> int:

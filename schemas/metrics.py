@@ -51,9 +51,7 @@ class RunMetrics(Record):
     preload_reads: Count = 0
     """The part of `reads` that was read ahead (ActiveFlow 3)."""
     preload_read_bytes: Count = 0
-    """The part of `read_bytes` that was read ahead."""
     preloaded_bytes: Count = 0
-    """Bytes of the units that were read ahead."""
     preload_used_bytes: Count = 0
     """The part of `preloaded_bytes` that was requested afterwards; the rest was wasted."""
     prefill_reads: Count
@@ -146,9 +144,7 @@ class LlamaCppRun(Record):
     """llama.cpp's decoding speed, which somebody measured with llama-bench and gave to the build."""
 
     build: int
-    """llama.cpp's build number."""
     cpu: str
-    """The processor that llama-bench named."""
     model_type: str
     """Model and format, in llama.cpp's words."""
     model_bytes: PositiveCount

@@ -403,7 +403,6 @@ class TensorSource(Extended):
     stride_rows: Count = 0
     """Rows from the start of a part to that of the next."""
     shape: tuple[PositiveCount, ...]
-    """Shape of the role's tensor (after taking the rows)."""
     index: Count | None = None
     """The entry of the file's tensor that has the rows, if there is one for each expert (gpt-oss, Granite)."""
     transposed: bool = False

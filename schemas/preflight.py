@@ -24,7 +24,6 @@ class Preflight(Record):
     free_ram_bytes: Count
     free_disk_bytes: Count
     calibration_tokens: PositiveCount
-    """Calibration tokens in the corpus."""
     wanted_calibration_tokens: PositiveCount
     license: str | None
     trial_layers: Count

@@ -27,9 +27,7 @@ class Packages(Record):
     parts: Many[Part] = Field(min_length=1)
     """In the order in which they are joined."""
     size_bytes: PositiveCount
-    """Size of the joined file."""
     sha256: Sha256
-    """Digest of the joined file."""
 
 
 class ModelProfile(Record):

@@ -28,11 +28,8 @@ class Opened:
 
 
 def seal(body: str) -> str:
-    """Inserts the digest of a JSON object's text as its second line.
-
-    Raises:
-        ValueError: if the text does not begin with a brace and a line feed, as indented JSON does.
-    """
+    """Inserts the digest of a JSON object's text as its second line; raises ValueError if the text does not begin with
+    a brace and a line feed, as indented JSON does."""
     if not body.startswith(_BEGIN):
         raise ValueError(f"the text begins with {body[:2]!r}, expected {_BEGIN!r}")
     digest = hashlib.sha256(body.encode()).hexdigest()

@@ -78,7 +78,6 @@ class SearchedRouting(Record):
 
     routing: RoutingName
     strength: float = Field(gt=0)
-    """Strength of the preference."""
     mean_kld: float = Field(gt=0)
     """Divergence from the model's own routing there, its error added: what stage `route` divides among layers."""
 
@@ -124,7 +123,6 @@ class Rung(Record):
     densities: tuple[Densities, ...]
     budget: Budget
     cache: CacheName = "lfu"
-    """The cache policy of the DRAM that is not pinned."""
     cache_options: Options = Field(default={})
     tried: tuple[Tried, ...] = ()
     """The best candidate of each selector that `auto` compared under this budget, the taken one first, and the
@@ -148,7 +146,6 @@ class Sparsity(Rung, ByLayer):
     format: FormatName
     context_length: PositiveCount
     kv_cache: KvCacheFormat = "fp16"
-    """The format in which the runtime stores keys and values."""
     predictor_rank: tuple[Count, ...]
     """The largest hidden size of each layer's predictor: 0 if the density is 1; empty if the method has none."""
     predictor_limit_bytes: Count = 0

@@ -73,11 +73,8 @@ class Build:
 
 
 def run(flags: Build) -> int:
-    """Builds; returns the exit code of the build.
-
-    Raises:
-        ColdpressError: if a flag has no value or does not go with another, or there are no rules.
-    """
+    """Builds; returns the exit code of the build. Raises ColdpressError if a flag has no value or does not go with
+    another, or there are no rules."""
     if unknown := flags.more.keys() - known_keys().keys():
         from coldpress.compiler.workflow.keys import check_flags  # it imports all stages
 

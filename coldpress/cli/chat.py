@@ -42,11 +42,8 @@ COMMANDS = "/reset forgets the chat, /stats says what it cost, /help lists the c
 
 
 def run(flags: Chat) -> None:
-    """Chats until the input ends; a message without an answer is told in a sentence, and forgotten.
-
-    Raises:
-        ColdpressError: if the artifact cannot be loaded or has no chat template.
-    """
+    """Chats until the input ends; a message without an answer is told in a sentence, and forgotten. Raises
+    ColdpressError if the artifact cannot be loaded or has no chat template."""
     with coldpress.load(flags.artifact, dram=flags.dram) as model:
         start: list[Message] = [{"role": "system", "content": flags.system}] if flags.system else []
         model.chat_ids([*start, {"role": "user", "content": "?"}])  # refuses an artifact without a template at once

@@ -132,11 +132,8 @@ def facts_of(path: Path) -> dict[str, Any]:
 
 
 def _artifact_in(path: Path) -> tuple[Path, Path]:
-    """Returns an artifact's folder, and the folder that holds it, which may be that of its build.
-
-    Raises:
-        ColdpressError: if `path` is neither, or a build with several artifacts.
-    """
+    """Returns an artifact's folder, and the folder that holds it, which may be that of its build; raises ColdpressError
+    if `path` is neither, or a build with several artifacts."""
     found = artifact_folder(path)
     if not (found / MANIFEST_FILE).is_file():
         raise ColdpressError(

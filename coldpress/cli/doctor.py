@@ -62,11 +62,7 @@ class Doctor:
 
 
 def run(flags: Doctor) -> int:
-    """Prints the findings.
-
-    Raises:
-        ColdpressError: if there is no such folder.
-    """
+    """Prints the findings; raises ColdpressError if there is no such folder."""
     if not flags.folder.is_dir():
         raise ColdpressError(f"--folder {flags.folder} is no folder; name the one where artifacts will lie")
     found = list(findings(flags.folder))

@@ -32,11 +32,8 @@ class Export:
 
 
 def run(flags: Export) -> None:
-    """Writes the file, whole or not at all.
-
-    Raises:
-        ColdpressError: if the other engine would compute another model, or there is no such format.
-    """
+    """Writes the file, whole or not at all; raises ColdpressError if the other engine would compute another model, or
+    there is no such format."""
     options: Options = {**flags.more}
     found = exported(open_artifact(flags.artifact), load(TARGETS, Target, flags.to), options, flags.output.absolute())
     if flags.json:

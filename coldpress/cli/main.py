@@ -60,15 +60,10 @@ COMMANDS = {
     "diff": Known("compare two artifacts or builds", "coldpress.cli.diff"),
     "doctor": Known("say what works on this machine, and what to do about the rest", "coldpress.cli.doctor"),
 }
-"""All commands in the order of the help."""
 
 
 def load(name: str) -> click.Command:
-    """Returns a command.
-
-    Raises:
-        ModuleNotFoundError: if it needs a package that is not installed.
-    """
+    """Returns a command; raises ModuleNotFoundError if it needs a package that is not installed."""
     module = importlib.import_module(COMMANDS[name].module)
     return module.COMMANDS[name] if COMMANDS[name].module == RUNTIME else module.COMMAND
 

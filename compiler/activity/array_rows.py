@@ -66,11 +66,8 @@ class RowReader:
         self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
     def read(self, name: str, start: int, into: np.ndarray) -> np.ndarray:
-        """Fills contiguous `into` [n, …], of the array's dtype, with the rows from `start` on; returns it.
-
-        Raises:
-            ColdpressError: if the file ends before that.
-        """
+        """Fills contiguous `into` [n, …], of the array's dtype, with the rows from `start` on; returns it. Raises
+        ColdpressError if the file ends before that."""
         entry = self._entries[name]
         place = entry.start_bytes + start * _row_bytes(entry)
         data = into.reshape(-1).view(np.uint8).data
@@ -82,11 +79,8 @@ class RowReader:
         return into
 
     def read_checked(self, name: str, checksums: str, start: int, into: np.ndarray) -> np.ndarray:
-        """Reads as `read` does, and checks each row against its `row_checksums` in the array named `checksums`.
-
-        Raises:
-            ColdpressError: if the file is damaged or ends early.
-        """
+        """Reads as `read` does, and checks each row against its `row_checksums` in the array named `checksums`; raises
+        ColdpressError if the file is damaged or ends early."""
         if not {name, checksums} <= self._entries.keys():
             raise ColdpressError(f"{self._path}: damaged, found the arrays {list(self._entries)}; {REMEDY}")
         self.read(name, start, into)

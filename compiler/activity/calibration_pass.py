@@ -58,11 +58,7 @@ def pass_needs(
 
 
 def stream_of(config: ComputeConfig, model: Model, threads: int) -> tuple[LayerStream, ComputeDtype]:
-    """Returns the model ready to run, and its arithmetic.
-
-    Raises:
-        ColdpressError: if there is no such device.
-    """
+    """Returns the model ready to run, and its arithmetic; raises ColdpressError if there is no such device."""
     device = choose_device(config.compute_device)
     dtype = choose_dtype(model, device) if config.compute_dtype == "auto" else config.compute_dtype
     return LayerStream(model, threads, device, dtype=dtype), dtype
@@ -77,11 +73,8 @@ def count_activity(
     work: Workspace,
     threads: int,
 ) -> Activations:
-    """Returns statistics of every layer on the shard's calibration blocks.
-
-    Raises:
-        ColdpressError: if there is no such device or shard.
-    """
+    """Returns statistics of every layer on the shard's calibration blocks; raises ColdpressError if there is no such
+    device or shard."""
     first_block, text = shard_text(corpus, config.shard, config.num_shards)
     stream, dtype = stream_of(config, model, threads)
     layers = collect(stream, text, families, activity, work)

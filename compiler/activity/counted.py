@@ -6,11 +6,7 @@ from coldpress.schemas.families import FamilyName
 
 
 def counted(activations: Activations, layer: int, family: FamilyName) -> FamilyStatistics:
-    """Returns the statistics of a family, with bits and counts.
-
-    Raises:
-        ColdpressError: if the family has none.
-    """
+    """Returns the statistics of a family, with bits and counts; raises ColdpressError if the family has none."""
     found = activations.layers[layer].family(family)
     if found is None or found.density is None:
         raise ColdpressError(

@@ -61,11 +61,7 @@ BlockHooks = Callable[[int], Hooks]
 
 def choose_device(asked: str) -> str:
     """Returns torch's name of the device that computes: the one asked for, or for `auto` an accelerator if there is
-    one.
-
-    Raises:
-        ColdpressError: if there is no such device.
-    """
+    one. Raises ColdpressError if there is no such device."""
     import torch
 
     if asked == "auto":
@@ -178,11 +174,8 @@ class LayerStream:
         device: str = "cpu",
         dtype: ComputeDtype = "float32",
     ) -> None:
-        """Reads the configuration only; `threads` blocks run at a time, each on one core.
-
-        Raises:
-            ColdpressError: if there is no such device.
-        """
+        """Reads the configuration only; `threads` blocks run at a time, each on one core. Raises ColdpressError if
+        there is no such device."""
         import torch
 
         self.model, self.spec = model, model.spec
@@ -210,11 +203,7 @@ class LayerStream:
         return found if multiplier == 1 else found * torch.tensor(multiplier, dtype=self.dtype)
 
     def run_layer(self, layer: int, hidden: "Tensor", hooks: BlockHooks | None = None) -> "Tensor":
-        """Returns hidden states after `layer`, from those before it.
-
-        Raises:
-            CheckpointError: if they are not finite.
-        """
+        """Returns hidden states after `layer`, from those before it; raises CheckpointError if they are not finite."""
         import torch
 
         loaded = self.load_layer(layer, hidden.shape[1])

@@ -57,11 +57,8 @@ class Trace:
 
 
 def split_tokens(num_tokens: int) -> tuple[int, tuple[Window, ...]]:
-    """Returns the number of tokens that choices are made from, and the windows that they are compared on.
-
-    Raises:
-        ColdpressError: if there are fewer than two.
-    """
+    """Returns the number of tokens that choices are made from, and the windows that they are compared on; raises
+    ColdpressError if there are fewer than two."""
     if num_tokens < 2:
         raise ColdpressError(
             f"{num_tokens} calibration tokens: expected at least 2 to choose what is pinned on tokens that the "
@@ -111,9 +108,6 @@ def always_used(sparsity: Sparsity, layer: int, family: FamilyName) -> bool:
 
 
 def activity(activations: Activations, layer: int, family: FamilyName, name: str) -> np.ndarray:
-    """Returns an array of a family's statistics (schemas/activations.py).
-
-    Raises:
-        ColdpressError: if the family was not counted.
-    """
+    """Returns an array of a family's statistics (schemas/activations.py); raises ColdpressError if the family was not
+    counted."""
     return load_arrays(counted(activations, layer, family).arrays, name)[name]

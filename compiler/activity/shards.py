@@ -30,11 +30,7 @@ SAME = ("exact_zeros", "block_tokens", "compute_dtype", "weights_sha256")
 
 def shard_text(corpus: Corpus, shard: int, num_shards: int) -> tuple[int, Text]:
     """Returns (first block, text) of one of `num_shards` parts of the calibration blocks, whose sizes differ by at most
-    one block.
-
-    Raises:
-        ColdpressError: if there is no such shard, or there are fewer blocks than shards.
-    """
+    one block; raises ColdpressError if there is no such shard, or there are fewer blocks than shards."""
     blocks = corpus.split("calibration")
     if not shard < num_shards <= blocks.num_blocks:
         raise ColdpressError(
@@ -56,11 +52,8 @@ def task_tokens(corpus: Corpus, text: Text) -> tuple[TaskTokens, ...]:
 
 
 def merge(parts: Sequence[Activations], work: Workspace) -> Activations:
-    """Returns the statistics of the whole text from those of its shards, in any order.
-
-    Raises:
-        ColdpressError: if the shards belong to different texts or models, or one is missing or given twice.
-    """
+    """Returns the statistics of the whole text from those of its shards, in any order; raises ColdpressError if the
+    shards belong to different texts or models, or one is missing or given twice."""
     parts = sorted(parts, key=lambda part: part.first_block)
     first = parts[0]
     _check(parts)

@@ -19,11 +19,8 @@ Change = Callable[["Tensor"], "Tensor | None"]
 
 
 def attach(layer: "nn.Module", modules: Modules, changes: Iterable[tuple[Signal, Change]]) -> None:
-    """Calls each change with its signal from now on, whenever `layer` runs.
-
-    Raises:
-        ColdpressError: if such a layer lacks the signal.
-    """
+    """Calls each change with its signal from now on, whenever `layer` runs; raises ColdpressError if such a layer lacks
+    the signal."""
     for signal, change in changes:
         tap = modules.taps.get(signal)
         if tap is None:

@@ -93,7 +93,6 @@ class Modules:
     prefix: str
     """Class names start with it: LlamaRotaryEmbedding."""
     base: str
-    """The module that holds `layers`."""
     norm: str
     """The final norm, below `base`."""
     taps: Mapping[Signal, Tap]
@@ -146,7 +145,7 @@ class Place:
 
 
 class Architecture(PluginBase):
-    """A kind of decoder: its keys, the place of its tensors, its arithmetic. The base class of all architectures."""
+    """A kind of decoder: its keys, the place of its tensors, its arithmetic."""
 
     KEYS: ClassVar[frozenset[str]]
     """The keys of config.json that it reads, in addition to `_common.KEYS`."""
@@ -158,13 +157,12 @@ class Architecture(PluginBase):
 
     @classmethod
     def declared(cls) -> Declared:
-        """Returns what transformers' configuration class of it declares."""
         kind = cls.MODULES.built_of or cls.name()
         return declared(kind, cls.MODULES.package or kind)
 
     @classmethod
     def spellings(cls) -> dict[str, str]:
-        """Returns second names of keys, which transformers' class takes as well -> the keys."""
+        """Second names of keys, which transformers' class takes as well -> the keys."""
         pairs = cls.declared().names.items()
         return {other: key for pair in pairs for other, key in (pair, pair[::-1]) if key in cls.KEYS}
 
@@ -173,18 +171,13 @@ class Architecture(PluginBase):
         return {**cls.declared().defaults, **cls.DEFAULTS}
 
     def complete(self, config: Any) -> None:
-        """Adds to `config`, from `filled`, what transformers derives from other keys; most architectures have nothing
-        to add."""
+        """Adds to `config`, from `filled`, what transformers derives from other keys."""
         return
 
     @abstractmethod
     def spec(self, config: Any) -> ModelSpec:
         """Returns the model's shape and arithmetic; `config` has all defaults: transformers' own object, or one from
-        `filled`.
-
-        Raises:
-            CheckpointError: if the runtime cannot compute such a model.
-        """
+        `filled`. Raises CheckpointError if the runtime cannot compute such a model."""
 
     def ignored(self, config: Any, spec: ModelSpec) -> str:
         """Returns a pattern of the names of tensors that a checkpoint may have beside the model's; empty for none."""
@@ -223,7 +216,7 @@ class Llama(Architecture):
 def llama_modules(
     prefix: str, act_path: str = "mlp.act_fn", up: Tap | None = None, gated: bool = True, **own: Any
 ) -> Modules:
-    """Returns the paths of Llama and of all that share its names; `own` are the architecture's other fields."""
+    """Places of signals in Llama and in all that share its names; `own` are further fields."""
     taps: dict[Signal, Tap] = {
         "attention_input": Tap("self_attn"),
         "attention_mixed": Tap("self_attn.o_proj"),
@@ -237,11 +230,8 @@ def llama_modules(
 
 
 def source_config(modules: Modules, raw: Mapping[str, Any]) -> Any:
-    """Returns transformers' configuration object for a believed config.json, defaults filled in.
-
-    Raises:
-        CheckpointError: with transformers' own words, where it refuses the values.
-    """
+    """Returns transformers' configuration object for a believed config.json, defaults filled in; raises CheckpointError
+    with transformers' own words, where it refuses the values."""
     from transformers import AutoConfig
 
     values = {key: value for key, value in raw.items() if key != "model_type"}
@@ -301,22 +291,15 @@ def _fatrelu(threshold: float) -> "nn.Module":
 
 
 def activation(name: str) -> Activation:
-    """Returns the project's name of an activation of Hugging Face.
-
-    Raises:
-        CheckpointError: if the runtime has no such activation.
-    """
+    """Translates Hugging Face's name of an activation; raises CheckpointError if the runtime has none such."""
     if name not in ACTIVATIONS:
         raise CheckpointError(f"config.json: the activation {name!r} is not supported; known: {', '.join(ACTIVATIONS)}")
     return ACTIVATIONS[name]
 
 
 def activation_fields(modules: Modules, config: Any) -> dict[str, Any]:
-    """Returns the fields of a spec that describe the activation.
-
-    Raises:
-        CheckpointError: if the runtime has no such activation, or a threshold comes with an activation other than relu.
-    """
+    """Returns the fields of a spec that describe the activation; raises CheckpointError if the runtime has no such
+    activation, or a threshold comes with an activation other than relu."""
     name, threshold = activation(getattr(config, modules.activation_key)), getattr(config, THRESHOLD_KEY, 0) or 0
     if not threshold:
         return {"hidden_act": name}
@@ -360,11 +343,8 @@ def rope_parameters(modules: Modules, config: Any, kind: RotaryKind) -> Mapping[
 
 
 def _rotation(modules: Modules, config: Any) -> tuple[int, float]:
-    """Returns (rotary dimensions of a head, factor on cos and sin of the main kind).
-
-    Raises:
-        CheckpointError: if another kind has a factor, too.
-    """
+    """Returns (rotary dimensions of a head, factor on cos and sin of the main kind); raises CheckpointError if another
+    kind has a factor, too."""
     if not isinstance(config, Filled):
         found = rope(modules, config)
         for kind, (_, factor) in found.items():
@@ -388,12 +368,11 @@ def rotary_module(modules: Modules, config: Any) -> Any:
 
 
 def qkv(num_groups: int) -> tuple[str, ...]:
-    """Returns the roles of a fused tensor that has rows of q, k and v in turn, for one group of heads after another."""
+    """Roles of a fused tensor with rows of q, k and v in turn, for one group of heads after another."""
     return ("q_proj", "k_proj", "v_proj") * num_groups
 
 
 def eos_ids(value: Any) -> tuple[int, ...]:
-    """Returns `eos_token_id` of a config as a tuple; the key may be absent, a number or a list."""
     return () if value is None else tuple(value) if isinstance(value, list) else (value,)
 
 
@@ -452,11 +431,7 @@ def llama_spec(
 
 def windows(config: Any, layer_types: Sequence[str] | None = None) -> dict[str, Any]:
     """Returns the fields of a spec that say which layers have a sliding window, if the configuration or `layer_types`
-    names layers (Qwen).
-
-    Raises:
-        CheckpointError: if it names another kind of attention.
-    """
+    names layers (Qwen); raises CheckpointError if it names another kind of attention."""
     types = tuple(layer_types or config.layer_types or ())
     unknown = sorted(set(types) - {*get_args(AttentionKind)})
     if unknown:
@@ -478,14 +453,13 @@ def mlp_projections(spec: ModelSpec) -> tuple[str, ...]:
 def llama_parameters(
     spec: ModelSpec, biased: tuple[str, ...] = (), qk_norm: bool = False
 ) -> dict[str, tuple[str, ...]]:
-    """Returns the tensor names of a Llama-like model and the role of each; `biased` lists the projections with a
-    bias."""
+    """Tensor names of a Llama-like model and the role of each; `biased` lists the projections with a bias."""
     names = attention_parameters(spec, biased, qk_norm) | mlp_parameters(spec, biased)
     return outer(spec) | all_layers(spec, "model", {name: (role,) for name, role in names.items()})
 
 
 def attention_parameters(spec: ModelSpec, biased: Collection[str] = (), qk_norm: bool = False) -> dict[str, str]:
-    """Returns the names and roles of attention's tensors and of both norms in a layer of a Llama-like model."""
+    """Names and roles of the tensors of attention and of both norms in a layer of a Llama-like model."""
     names = {f"self_attn.{name}.weight": f"{name}.weight" for name in ATTENTION_ROLES}
     names |= {f"self_attn.{name}.bias": f"{name}.bias" for name in ATTENTION_ROLES if name in biased}
     names |= {f"{name}.{part}": f"{name}.{part}" for name in block_norms(spec) for part in norm_parts(spec)}
@@ -502,8 +476,7 @@ def mlp_parameters(spec: ModelSpec, biased: Collection[str] = ()) -> dict[str, s
 
 
 def in_parts(names: Mapping[str, tuple[str, ...]], parts: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
-    """Returns tensor names -> roles, from names of modules -> names of roles and the modules' tensors, `weight` or
-    `bias`."""
+    """Expands modules -> roles to their tensors, `weight` or `bias`."""
     return {
         f"{name}.{part}": tuple(f"{role}.{part}" for role in roles) for name, roles in names.items() for part in parts
     }

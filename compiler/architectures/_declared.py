@@ -29,8 +29,8 @@ class Declared:
 
 @functools.cache
 def declared(model_type: str, package: str) -> Declared:
-    """Returns the declarations of the class with this `model_type` in a package of transformers' models, and of the
-    classes that it extends; empty where the installed version has no such class."""
+    """Reads the class with this `model_type` in a package of transformers' models, and the classes that it extends;
+    empty where the installed version has no such class."""
     found = Declared({}, {}, {})
     spec = importlib.util.find_spec("transformers")
     folder = Path(spec.origin).parent if spec and spec.origin else Path()

@@ -124,7 +124,7 @@ class Block(nn.Module):
             yield expert, [self.experts[expert].get_submodule(name) for name in names]
 
     def _shared(self, x_TN: Tensor) -> Tensor:
-        """Returns what the expert that every token uses adds, [T, N]."""
+        """[T, N] -> the output of the expert that every token uses, [T, N]."""
         assert self._names.shared is not None
         y_TN = self.get_submodule(self._names.shared)(x_TN)
         gate = self._names.shared_gate

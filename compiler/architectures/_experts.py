@@ -41,8 +41,7 @@ DOWN_BIAS = "output_bias"
 
 
 def modules(prefix: str, names: Names, router: str = "softmax", **own: Any) -> _common.Modules:
-    """Returns the paths of a mixture that has Llama's names outside its experts; `own` are the architecture's other
-    fields."""
+    """Paths of a mixture that has Llama's names outside its experts; `own` are further fields."""
     taps: dict[Signal, _common.Tap] = {
         "attention_input": _common.Tap("self_attn"),
         "attention_mixed": _common.Tap("self_attn.o_proj"),
@@ -59,7 +58,7 @@ def modules(prefix: str, names: Names, router: str = "softmax", **own: Any) -> _
 
 
 class Mixture(_common.Llama):
-    """Llama's arithmetic and names with experts in place of the MLP; subclasses change what differs."""
+    """Llama's arithmetic and names with experts in place of the MLP."""
 
     NAMES: ClassVar[Names]
     STACKED: ClassVar[Mapping[str, _common.Place]] = MappingProxyType({})
@@ -67,8 +66,6 @@ class Mixture(_common.Llama):
     tensors of its own."""
 
     def parameters(self, config: Any, spec: ModelSpec) -> dict[str, tuple[str, ...]]:
-        """Returns Llama's names of attention and norms, and the names of routers and experts; in layers without
-        experts those of the MLP."""
         attention = self.attention(config, spec)
         dense, experts = (attention | own for own in (_common.mlp_parameters(spec), self._of_experts(spec)))
         found = _common.outer(spec)
@@ -151,11 +148,8 @@ def _settings(modules: _common.Modules, config: Any) -> Options:
 
 
 def layers_without(config: Any, dense: Collection[int]) -> dict[str, Any]:
-    """Returns the fields of a spec that say which layers have an MLP instead of experts.
-
-    Raises:
-        CheckpointError: if all layers do.
-    """
+    """Returns the fields of a spec that say which layers have an MLP instead of experts; raises CheckpointError if all
+    layers do."""
     found = tuple(layer for layer in range(config.num_hidden_layers) if layer in dense)
     if len(found) == config.num_hidden_layers:
         raise CheckpointError(
@@ -167,17 +161,12 @@ def layers_without(config: Any, dense: Collection[int]) -> dict[str, Any]:
 
 def stepped_layers(config: Any) -> dict[str, Any]:
     """Returns the same fields for Qwen's mixtures: every `decoder_sparse_step`th layer has experts, except for those in
-    `mlp_only_layers`.
-
-    Raises:
-        CheckpointError: as `layers_without`.
-    """
+    `mlp_only_layers`. Raises CheckpointError as `layers_without`."""
     layers, listed = range(config.num_hidden_layers), set(config.mlp_only_layers or ())
     return layers_without(config, {at for at in layers if at in listed or (at + 1) % config.decoder_sparse_step})
 
 
 def adapt(names: Names, layer: Any, spec: ModelSpec) -> None:
-    """Replaces transformers' own block by ours, under the checkpoint's name."""
     from coldpress.compiler.architectures._expert_block import Block  # torch takes seconds to import
 
     called = "mlp" if hasattr(layer, "mlp") else names.block  # the name that transformers calls

@@ -49,7 +49,6 @@ class Plugin(_common.Llama):
     )
 
     def spec(self, config: Any) -> ModelSpec:
-        """Returns the model's spec; refuses an activation other than relu."""
         if config.hidden_act != "relu":
             raise CheckpointError(
                 f"config.json: hidden_act is {config.hidden_act!r} in a model of type bamboo, expected 'relu' "

@@ -45,12 +45,6 @@ class Plugin(_experts.Mixture):
         config.head_dim = config.qk_rope_head_dim
 
     def spec(self, config: Any) -> ModelSpec:
-        """Returns the model's shape.
-
-        Raises:
-            CheckpointError: if a key asks for what transformers does not compute, no layer has experts, or groups of
-                experts make no sense.
-        """
         _check(config)
         whole = {} if config.topk_method == METHODS[1] else {"num_expert_groups": 1, "num_expert_groups_per_tok": 1}
         return _experts.mixture_spec(

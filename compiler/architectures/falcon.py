@@ -53,11 +53,6 @@ class Plugin(_common.Architecture):
     )
 
     def spec(self, config: Any) -> ModelSpec:
-        """Returns the model's shape.
-
-        Raises:
-            CheckpointError: if positions are ALiBi's, or transformers has no forward pass for the combination of keys.
-        """
         _check(config)
         own: dict[str, Any] = {
             "intermediate_size": config.ffn_hidden_size or 4 * config.hidden_size,

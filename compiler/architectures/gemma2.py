@@ -29,11 +29,7 @@ def gemma_modules(prefix: str, **own: Any) -> _common.Modules:
 
 
 def gemma_spec(modules: _common.Modules, config: Any, **own: Any) -> ModelSpec:
-    """Returns the spec of a Gemma from the second generation on.
-
-    Raises:
-        CheckpointError: if attention is bidirectional.
-    """
+    """The spec of a Gemma from the second generation on; refuses bidirectional attention with a CheckpointError."""
     if config.use_bidirectional_attention:
         raise CheckpointError("config.json: use_bidirectional_attention is not supported, expected false")
     scalar, softcap = config.query_pre_attn_scalar, config.final_logit_softcapping

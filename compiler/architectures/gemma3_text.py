@@ -24,11 +24,6 @@ class Plugin(_common.Llama):
             config.layer_types = [kinds[(layer + 1) % pattern > 0] for layer in range(config.num_hidden_layers)]
 
     def spec(self, config: Any) -> ModelSpec:
-        """Returns a spec in which layers with a window rotate in their own way.
-
-        Raises:
-            CheckpointError: if scores are to be capped, which transformers does not do for this model.
-        """
         if config.attn_logit_softcapping is not None:
             raise CheckpointError(
                 f"config.json: attn_logit_softcapping is {config.attn_logit_softcapping} in a model of type "

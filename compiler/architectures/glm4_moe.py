@@ -34,11 +34,6 @@ class Plugin(_experts.Mixture):
     MODULES = _experts.modules("Glm4Moe", NAMES, "sigmoid", partial_rotary=True)
 
     def spec(self, config: Any) -> ModelSpec:
-        """Returns the model's shape.
-
-        Raises:
-            CheckpointError: if no layer has experts, or groups of experts make no sense.
-        """
         return _experts.mixture_spec(
             self.MODULES,
             config,
@@ -55,7 +50,6 @@ class Plugin(_experts.Mixture):
         return ("q_proj", "k_proj", "v_proj") if config.attention_bias else ()
 
     def ignored(self, config: Any, spec: ModelSpec) -> str:
-        """Returns the layers that predict further tokens."""
         first = spec.num_hidden_layers
         numbers = "|".join(str(first + at) for at in range(config.num_nextn_predict_layers))
         return rf"model\.layers\.({numbers})\..*" if numbers else ""

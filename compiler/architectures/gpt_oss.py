@@ -65,11 +65,6 @@ class Plugin(_experts.Mixture):
             config.layer_types = [kinds[layer % 2] for layer in range(config.num_hidden_layers)]
 
     def spec(self, config: Any) -> ModelSpec:
-        """Returns the model's shape.
-
-        Raises:
-            CheckpointError: if the configuration asks for another activation.
-        """
         wanted = {"hidden_act": (config.hidden_act, "silu"), "swiglu_alpha": (config.swiglu_alpha, SWIGLU_ALPHA)}
         for key, (found, expected) in wanted.items():
             if found != expected:

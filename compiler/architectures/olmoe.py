@@ -15,11 +15,6 @@ class Plugin(_experts.Mixture):
     MODULES = _experts.modules("Olmoe", NAMES)
 
     def spec(self, config: Any) -> ModelSpec:
-        """Returns a spec with norms over the whole width of q and k.
-
-        Raises:
-            CheckpointError: if q, k and v are clipped.
-        """
         if config.clip_qkv is not None:
             raise CheckpointError(f"config.json: clip_qkv is {config.clip_qkv}, which is not supported, expected null")
         return _experts.mixture_spec(self.MODULES, config, qk_norm="width")

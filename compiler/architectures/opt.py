@@ -42,7 +42,6 @@ class Plugin(_common.Architecture):
     )
 
     def spec(self, config: Any) -> ModelSpec:
-        """Returns the model's shape; refuses the variants named above."""
         wanted = {
             "do_layer_norm_before": (config.do_layer_norm_before, True),
             "word_embed_proj_dim": (config.word_embed_proj_dim or config.hidden_size, config.hidden_size),

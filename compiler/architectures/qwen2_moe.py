@@ -33,11 +33,6 @@ class Plugin(_experts.Mixture):
             config.sliding_window = None
 
     def spec(self, config: Any) -> ModelSpec:
-        """Returns a spec with windows for the layers that the configuration names, or for every other one.
-
-        Raises:
-            CheckpointError: if no layer has experts, or layers have a window that is switched off.
-        """
         types = getattr(config, "layer_types", None) or _usual_types(config)
         if "sliding_attention" in types and not config.use_sliding_window:
             raise CheckpointError(
@@ -57,8 +52,7 @@ class Plugin(_experts.Mixture):
 
 
 def _usual_types(config: Any) -> list[str]:
-    """Returns the attention of each layer if the configuration names none: transformers gives every other of the first
-    layers a window."""
+    """The attention of each layer by default: transformers gives every other of the first layers a window."""
     kinds = ("full_attention", "sliding_attention")
     limit = config.max_window_layers if config.use_sliding_window else 0
     return [kinds[layer < limit and layer % 2 == 0] for layer in range(config.num_hidden_layers)]

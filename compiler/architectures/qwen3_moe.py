@@ -29,11 +29,6 @@ class Plugin(_experts.Mixture):
             config.sliding_window = None
 
     def spec(self, config: Any) -> ModelSpec:
-        """Returns a spec with one window for all layers, if the configuration asks for it.
-
-        Raises:
-            CheckpointError: if no layer has experts.
-        """
         return _experts.mixture_spec(
             self.MODULES,
             config,

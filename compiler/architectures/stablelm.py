@@ -28,7 +28,6 @@ class Plugin(_common.Llama):
         return _common.llama_spec(self.MODULES, config, **own)
 
     def parameters(self, config: Any, spec: ModelSpec) -> dict[str, tuple[str, ...]]:
-        """Returns Llama's names, and the norms of the heads of q and k, which have no bias."""
         biased = ("q_proj", "k_proj", "v_proj") if config.use_qkv_bias else ()
         names = _common.llama_parameters(spec, biased)
         if not config.qk_layernorm:

@@ -58,10 +58,7 @@ DTYPES = {
 
 def converted(folder: Path) -> Path:
     """Returns the folder of a checkpoint that `ingest` can read: `folder` itself, or its conversion in the cache.
-
-    Raises:
-        CheckpointError: if a file is no pickle of tensors, or a tensor cannot be converted.
-    """
+    Raises CheckpointError if a file is no pickle of tensors, or a tensor cannot be converted."""
     names = [path.name for path in checkpoint_paths(folder)]
     has_pickles = not {WEIGHTS, INDEX} & {*names} and any(map(SHARD.fullmatch, names))
     has_parts = TOKENIZER not in names and {VOCABULARY, MERGES} <= {*names}
@@ -119,11 +116,8 @@ def _renamed(shard: str) -> str:
 
 
 def _tensors(path: Path) -> Mapping[str, "torch.Tensor"]:
-    """Returns the tensors of a pickle by name, mapped from the file.
-
-    Raises:
-        CheckpointError: if it holds anything else, or more than the file has.
-    """
+    """Returns the tensors of a pickle by name, mapped from the file; raises CheckpointError if it holds anything else,
+    or more than the file has."""
     import torch
 
     try:
@@ -179,11 +173,8 @@ def _write(path: Path, tensors: Mapping[str, "torch.Tensor"]) -> None:
 
 
 def _joined_tokenizer(folder: Path) -> str:
-    """Returns the tokenizer.json of GPT-2's kind of tokenizer, byte-level BPE, from its vocabulary and merges.
-
-    Raises:
-        CheckpointError: if it is of another kind, or the files do not fit.
-    """
+    """Returns the tokenizer.json of GPT-2's kind of tokenizer, byte-level BPE, from its vocabulary and merges; raises
+    CheckpointError if it is of another kind, or the files do not fit."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
     settings = read_object(regular_file(folder, SETTINGS), MAX_SETTINGS_BYTES) if is_there(folder, SETTINGS) else {}

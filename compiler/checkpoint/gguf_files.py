@@ -1,4 +1,7 @@
-"""Opens a model in GGUF: one file, or the parts that `llama-gguf-split` made of one."""
+"""Opens a model in GGUF: one file, or the parts that `llama-gguf-split` made of one.
+
+All refusals are CheckpointErrors that name the file and the key or tensor, what was found and what was expected.
+"""
 
 import re
 from collections.abc import Mapping
@@ -33,26 +36,18 @@ class GgufModel:
 
     @property
     def architecture(self) -> str:
-        """Returns llama.cpp's name of the architecture.
-
-        Raises:
-            CheckpointError: if the file names none.
-        """
+        """llama.cpp's name of the architecture."""
         return self.text("general.architecture", required=True) or ""
 
     def refused(self, found: str) -> CheckpointError:
         return CheckpointError(f"{self.paths[0].name}: {found}")
 
     def get(self, key: str) -> Any:
-        """Returns the value of a key of the architecture, such as `block_count`; None if the file has none."""
+        """The value of a key of the architecture, such as `block_count`; None if the file has none."""
         return self.values.get(f"{self.architecture}.{key}")
 
     def count(self, key: str, default: int | None = None) -> int:
-        """Returns a whole number of the architecture; without a default, the file must have it.
-
-        Raises:
-            CheckpointError: naming the key, what was found and what was expected.
-        """
+        """A whole number of the architecture; without a default, the file must have it."""
         found = self.get(key)
         found = default if found is None else found
         if not isinstance(found, int) or isinstance(found, bool) or found < 0:
@@ -60,11 +55,7 @@ class GgufModel:
         return found
 
     def number(self, key: str, default: float | None = None) -> float:
-        """Returns a number of the architecture, in float32's shortest decimal form; otherwise as `count`.
-
-        Raises:
-            CheckpointError: as `count`.
-        """
+        """A number of the architecture, in float32's shortest decimal form; otherwise as `count`."""
         found = self.get(key)
         found = default if found is None else found
         if not isinstance(found, int | float) or isinstance(found, bool) or not abs(found) < LARGEST_NUMBER:
@@ -72,11 +63,7 @@ class GgufModel:
         return float(str(np.float32(found)))
 
     def text(self, key: str, required: bool = False) -> str | None:
-        """Returns a text by its whole key; None if the file has none.
-
-        Raises:
-            CheckpointError: if the value is no text.
-        """
+        """A text by its whole key; None if the file has none."""
         found = self.values.get(key)
         if (found is None and required) or not isinstance(found, str | None):
             raise self.refused(f"{key} is {short(found)}, expected a text")
@@ -91,17 +78,13 @@ class GgufModel:
 
 
 def name_of(path: Path) -> str:
-    """Returns a file's name without its end, and without the number of a part."""
+    """A file's name without its end, and without the number of a part."""
     part = PART.fullmatch(path.name)
     return part[1] if part else re.sub(r"\.gguf$", "", path.name, flags=re.IGNORECASE)
 
 
 def parts_of(path: Path) -> tuple[Path, ...]:
-    """Returns the files of a model, given one of them.
-
-    Raises:
-        CheckpointError: if the file is not GGUF, or a part is missing.
-    """
+    """Finds the files of a model, given one of them; raises CheckpointError if it is not GGUF, or a part is missing."""
     part = PART.fullmatch(path.name)
     count = int(part[3]) if part else 1
     if not 1 <= count <= MAX_PARTS:
@@ -118,11 +101,7 @@ def parts_of(path: Path) -> tuple[Path, ...]:
 
 
 def open_gguf(path: Path) -> GgufModel:
-    """Reads the headers of a model's files.
-
-    Raises:
-        CheckpointError: naming file and key or tensor, what was found and what was expected.
-    """
+    """Reads the headers of a model's files."""
     paths = parts_of(path)
     headers = [read_gguf(part) for part in paths]
     located: dict[str, Located] = {}

@@ -2,7 +2,8 @@
 
 llama.cpp has two tokenizers that tokenizer.json's BPE can stand for: `gpt2`, on bytes, with merges by rank and the
 expressions of `tokenizer.ggml.pre`, which split the text first; and `llama` (SentencePiece), on characters, which joins
-any neighbours that form a token, the best score first. Others are refused (src/llama-vocab.cpp).
+any neighbours that form a token, the best score first. Others are refused (src/llama-vocab.cpp): all refusals are
+CheckpointErrors that name the key, what was found and what was expected.
 """
 
 from typing import Any
@@ -34,11 +35,7 @@ MAX_TOKEN_CHARACTERS = 1000
 
 
 def special_ids(model: GgufModel) -> dict[str, Any]:
-    """Returns `bos_token_id`, `eos_token_id` and `pad_token_id` of config.json, each where the file has one.
-
-    Raises:
-        CheckpointError: naming the key, what was found and what was expected.
-    """
+    """`bos_token_id`, `eos_token_id` and `pad_token_id` of config.json, each where the file has one."""
     tokens, kind = _tokens(model), _kind(model)
     found = {name: _id(model, name, len(tokens)) for name in ("bos", "eos", "eot", "eom", "padding", "unknown")}
     for name, default in DEFAULT_IDS[kind].items():
@@ -53,11 +50,7 @@ def special_ids(model: GgufModel) -> dict[str, Any]:
 
 
 def tokenizer_of(model: GgufModel) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Returns (tokenizer.json, tokenizer_config.json).
-
-    Raises:
-        CheckpointError: naming the key, what was found and what was expected.
-    """
+    """Writes (tokenizer.json, tokenizer_config.json)."""
     tokens, types = _tokens(model), _types(model)
     ids = special_ids(model)
     if _kind(model) == "gpt2":

@@ -30,30 +30,18 @@ RULES = Rules(
 
 
 def read_header(path: Path) -> Mapping[str, TensorEntry]:
-    """Returns the tensors of a safetensors or GGUF file by name, in the order of their bytes.
-
-    Raises:
-        CheckpointError: naming the file, the tensor, what was found and what was expected.
-    """
+    """Returns the tensors of a safetensors or GGUF file by name, in the order of their bytes; raises CheckpointError
+    naming the file, the tensor, what was found and what was expected."""
     return _cached(_read_header, path)
 
 
 def is_gguf(path: Path) -> bool:
-    """Returns whether a file begins as GGUF does, which no safetensors file can: its header would be too long.
-
-    Raises:
-        OSError: if it cannot be read.
-    """
+    """Tells whether a file begins as GGUF does, which no safetensors file can; raises OSError."""
     with path.open("rb") as file:
         return file.read(len(header.MAGIC)) == header.MAGIC
 
 
 def read_gguf(path: Path) -> header.Header:
-    """Returns the header of a GGUF file.
-
-    Raises:
-        CheckpointError: as `read_header`.
-    """
     return _cached(_read_gguf, path)
 
 

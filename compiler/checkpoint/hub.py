@@ -63,23 +63,20 @@ def checkpoint_paths(folder: Path) -> list[Path]:
 
 
 def wanted(names: Iterable[str]) -> list[str]:
-    """Returns the patterns of files that are read of a checkpoint with files of these names."""
+    """Patterns of the files that are read of a checkpoint with files of these names."""
     found = [Path(name) for name in names if "/" not in name]
     others = [others for usual, others in INSTEAD.items() if not any(path.match(usual) for path in found)]
     return [*PATTERNS, *(pattern for patterns in others for pattern in patterns)]
 
 
 def is_dataset(corpus: str) -> bool:
-    """Returns whether a corpus is a dataset of the hub, `owner/name` or `owner/name:subset`."""
+    """Tells whether a corpus is a dataset of the hub, `owner/name` or `owner/name:subset`."""
     return HUB_ID.fullmatch(corpus.partition(":")[0]) is not None and not Path(corpus).expanduser().exists()
 
 
 def check_dataset(corpus: str, revision: str | None) -> None:
-    """Refuses a dataset of the hub without the commit to read.
-
-    Raises:
-        ColdpressError: naming the key to give; also where a revision is given for a corpus that has none.
-    """
+    """Refuses a dataset of the hub without the commit to read; raises ColdpressError naming the key to give; also where
+    a revision is given for a corpus that has none."""
     of_hub = is_dataset(corpus)
     if not of_hub and revision is not None:
         raise ColdpressError(
@@ -104,11 +101,8 @@ class Listed:
 
 
 def listed(hub_id: str, revision: str | None, offline: bool = False) -> Listed:
-    """Returns sizes and licence of a hub model without downloading any of its files.
-
-    Raises:
-        CheckpointError: as `snapshot`; without a network, within seconds.
-    """
+    """Asks for sizes and licence of a hub model without downloading any of its files; raises as `snapshot`, within
+    seconds."""
     from huggingface_hub import constants, try_to_load_from_cache
     from huggingface_hub.utils import filter_repo_objects
 

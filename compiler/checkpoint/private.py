@@ -15,16 +15,12 @@ LINKS = "weights"
 
 
 def record_of(model: Model) -> str:
-    """Returns the record of the stage that made the folder."""
     return f"{Path(model.folder).parent}.json"
 
 
 def private_folder(model: Model) -> Path:
-    """Returns the folder with configuration, tokenizer and licences, each checked against the record.
-
-    Raises:
-        ColdpressError: if a file is missing or has changed since its stage ended.
-    """
+    """Returns the folder with configuration, tokenizer and licences, each checked against the record; raises
+    ColdpressError if a file is missing or has changed since its stage ended."""
     for file in (*model.private_files, *model.license_files):
         checked_file(Path(model.folder) / file.name, file.sha256, record_of(model))
     return Path(model.folder)

@@ -36,11 +36,7 @@ class Shapes:
 
 def read_shapes(config: Path) -> Shapes:
     """Returns the shapes that a config.json or a GGUF file describes, mostly without transformers, which takes seconds
-    to import; it may refuse values later that are taken here.
-
-    Raises:
-        CheckpointError: if the model is not supported or config.json is invalid.
-    """
+    to import; it may refuse values later that are taken here. Raises CheckpointError for others."""
     if config.suffix == ".json":
         raw = read_object(config, MAX_CONFIG_BYTES)
     else:

@@ -127,11 +127,8 @@ MAX_ROPE_NUMBER = 10**12
 
 
 def checked_config(raw: Mapping[str, Any]) -> tuple[_common.Architecture, dict[str, Any]]:
-    """Returns (the architecture, the believed part of config.json).
-
-    Raises:
-        CheckpointError: if the architecture is unsupported, a key names code or a value is out of range.
-    """
+    """Returns (the architecture, the believed part of config.json); raises CheckpointError if the architecture is
+    unsupported, a key names code or a value is out of range."""
     kind = raw.get("model_type")
     known = names(ARCHITECTURES)
     if kind not in known:
@@ -203,11 +200,8 @@ def _refuse_code(raw: Mapping[str, Any], architecture: _common.Architecture) -> 
 
 
 def check_value(key: str, value: Any, file: str = "config.json", types: Collection[str] = UNDECLARED) -> None:
-    """Checks type and range of a key's value; `types` are those of transformers' class.
-
-    Raises:
-        CheckpointError: naming the file and the key, what was found and what was expected.
-    """
+    """Checks type and range of a key's value; `types` are those of transformers' class. Raises CheckpointError naming
+    the file and the key, what was found and what was expected."""
     if value is None and "None" in types:
         return
     fits, expected = _rule(key, types)
@@ -216,7 +210,6 @@ def check_value(key: str, value: Any, file: str = "config.json", types: Collecti
 
 
 def _rule(key: str, types: Collection[str]) -> tuple[Callable[[Any], bool], str]:
-    """Returns what a key's value must satisfy, and its words."""
     least, most = (next(bounds[end] for end in bounds if key.endswith(end)) for bounds in (LEAST, MOST))
     of_keys = {
         _common.THRESHOLD_KEY: (lambda value: _is_between(value, 1 << 10), "a number above 0 and below 1024"),

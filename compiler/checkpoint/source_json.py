@@ -13,21 +13,15 @@ POINTER_BYTES = len(POINTER)
 
 
 def refuse_pointer(name: str, data: bytes) -> None:
-    """Refuses the file `name` if its bytes begin as a pointer of git-lfs does.
-
-    Raises:
-        CheckpointError: with what fetches the file.
-    """
+    """Refuses the file `name` if its bytes begin as a pointer of git-lfs does; raises CheckpointError with what fetches
+    the file."""
     if data.startswith(POINTER):
         raise CheckpointError(f"{name} is a pointer of git-lfs, not the file itself; run `git lfs pull` in its folder")
 
 
 def read_json(path: Path, max_bytes: int, limits: strict_json.Limits = strict_json.FOREIGN) -> Any:
-    """Returns the value of a strict JSON file of at most `max_bytes`, otherwise within `limits`.
-
-    Raises:
-        CheckpointError: if the file is larger, missing or not strict JSON.
-    """
+    """Returns the value of a strict JSON file of at most `max_bytes`, otherwise within `limits`; raises CheckpointError
+    if the file is larger, missing or not strict JSON."""
 
     def refuse(found: str, expected: str) -> CheckpointError:
         return CheckpointError(f"{path.name} is {found}, expected {expected}; copy or download the file again")
@@ -44,11 +38,7 @@ def read_json(path: Path, max_bytes: int, limits: strict_json.Limits = strict_js
 
 
 def read_object(path: Path, max_bytes: int) -> dict[str, Any]:
-    """Returns the value of a file that holds one JSON object; limits as in `read_json`.
-
-    Raises:
-        CheckpointError: as `read_json`, or if the value is no object.
-    """
+    """As `read_json`, of a file that holds one JSON object; any other value is a CheckpointError, too."""
     value = read_json(path, max_bytes)
     if not isinstance(value, dict):
         raise CheckpointError(f"{path.name}: found a JSON {type(value).__name__}, expected an object")

@@ -119,13 +119,10 @@ class Special:
 
 
 def resolved(tokenizer: Json, settings: Json, special: Json, added: Json) -> Special:
-    """Returns the special tokens.
+    """Resolves the special tokens.
 
     Args:
-        tokenizer: tokenizer.json.
-        settings: tokenizer_config.json.
-        special: special_tokens_map.json; empty without one, as the others.
-        added: added_tokens.json, text -> id.
+        added: added_tokens.json, text -> id; it and `special`, special_tokens_map.json, are empty without a file.
 
     Raises:
         CheckpointError: if a token is none, or a file gives it another id than tokenizer.json leads to.

@@ -171,12 +171,8 @@ def _check_tied(head: Located, embeddings: TensorSource, located: Mapping[str, L
 
 
 def match_gguf(spec: ModelSpec, parameters: Mapping[str, tuple[str, ...]], model: GgufModel) -> dict[str, TensorSource]:
-    """Returns the place of every role's tensor; `parameters` are transformers' names and their roles
-    (compiler/architectures).
-
-    Raises:
-        CheckpointError: if a tensor is missing, foreign, or of another shape or type.
-    """
+    """Finds every role's tensor in GGUF; `parameters` are transformers' names and their roles (compiler/architectures).
+    Raises CheckpointError if a tensor is missing, foreign, or of another shape or type."""
     architecture = llama_cpp_names.named(spec)
     assert architecture is not None  # `gguf_config` names only those that llama.cpp has
     found = {role: _gguf_source(spec, architecture, role, model) for roles in parameters.values() for role in roles}
@@ -191,7 +187,7 @@ def match_gguf(spec: ModelSpec, parameters: Mapping[str, tuple[str, ...]], model
 
 
 def _is_left_out(spec: ModelSpec, name: str) -> bool:
-    """Returns whether a tensor belongs to a layer behind the last one, which predicts further tokens (GLM-4.5)."""
+    """Tells whether a tensor belongs to a layer behind the last one, which predicts further tokens (GLM-4.5)."""
     part, _, rest = name.partition(".")
     layer = rest.partition(".")[0]
     return part == "blk" and layer.isdecimal() and int(layer) >= spec.num_hidden_layers
@@ -222,7 +218,7 @@ def _gguf_source(spec: ModelSpec, architecture: Architecture, role: str, model: 
 
 
 def _rows_in_gguf(spec: ModelSpec, architecture: Architecture, role: str) -> tuple[int, int]:
-    """Returns (rows of all modules that share the role's tensor, rows before the role's)."""
+    """(rows of all modules that share the role's tensor, rows before the role's)."""
     *before, module, kind = role.split(".")
     members = next((held for held in architecture.fused.values() if module in held), (module,))
     if "experts" in before or "shared_expert" in before:

@@ -3,7 +3,8 @@
 Reads only the wanted rows of the files that a `Model` record names: safetensors as F32, F16 or BF16, and GGUF in any of
 its types that the package gguf decodes; a fused tensor (Phi-3's qkv_proj) is read through the rows that the record
 gives. Of a tensor of all experts it reads the entry of one, and keeps it until it reads another, as callers ask for it
-in parts. The MXFP4 of safetensors is read as BF16, without loss, and GGUF's blocks as F32.
+in parts. The MXFP4 of safetensors is read as BF16, without loss, and GGUF's blocks as F32. All readers raise a
+CheckpointError if the model has no such tensor, or its file has changed since `ingest`.
 """
 
 import functools
@@ -55,40 +56,24 @@ class _Place:
 
 
 def read_role(model: Model, role: str) -> np.ndarray:
-    """Returns one tensor, float32, of the shape in the record; reads only its own rows.
-
-    Raises:
-        CheckpointError: if the model has no such tensor, or its file has changed since `ingest`.
-    """
+    """Reads one tensor, float32, of the shape in the record; only its own rows."""
     place = _locate(model, role)
     return _read(place, 0, place.source.shape[0])
 
 
 def stored_dtype(model: Model, role: str) -> str:
-    """Returns the stored dtype of a role's tensor, one of `FLOAT_DTYPES`; BF16 for MXFP4.
-
-    Raises:
-        CheckpointError: as `read_role`.
-    """
+    """The stored dtype of a role's tensor, one of `FLOAT_DTYPES`; BF16 for MXFP4."""
     return _locate(model, role).dtype
 
 
 def fits_bfloat16(model: Model, role: str) -> bool:
-    """Tells whether bfloat16 loses no more of a tensor than its file has: it is stored so, or in quantized blocks.
-
-    Raises:
-        CheckpointError: as `read_role`.
-    """
+    """Tells whether bfloat16 loses no more of a tensor than its file has: it is stored so, or in quantized blocks."""
     place = _locate(model, role)
     return place.dtype == "BF16" or place.entry.dtype in ("BF16", *QUANTIZED)  # heads are permuted in float32
 
 
 def read_stored(model: Model, role: str, into: np.ndarray) -> None:
-    """Fills contiguous uint8 `into` with a tensor's values in its `stored_dtype`.
-
-    Raises:
-        CheckpointError: as `read_role`.
-    """
+    """Fills contiguous uint8 `into` with a tensor's values in its `stored_dtype`."""
     place = _locate(model, role)
     source, entry = place.source, place.entry
     if place.is_converted:
@@ -105,11 +90,7 @@ def read_stored(model: Model, role: str, into: np.ndarray) -> None:
 
 
 def read_rows(model: Model, role: str, start: int, stop: int) -> np.ndarray:
-    """Returns rows `start` to `stop` of a tensor, float32 [stop - start, …].
-
-    Raises:
-        CheckpointError: as `read_role`.
-    """
+    """Reads rows `start` to `stop` of a tensor, float32 [stop - start, …]."""
     place = _locate(model, role)
     return _read(place, start, stop)
 
@@ -122,11 +103,7 @@ def codes_type(model: Model, role: str) -> str | None:
 
 
 def read_codes(model: Model, role: str) -> np.ndarray:
-    """Returns the rows of a matrix that has a `codes_type` as the file has them, uint8 [rows, row_bytes].
-
-    Raises:
-        CheckpointError: as `read_role`.
-    """
+    """Reads the rows of a matrix that has a `codes_type` as the file has them, uint8 [rows, row_bytes]."""
     place = _locate(model, role)
     source, entry = place.source, place.entry
     num_rows, first = math.prod(entry.shape[:-1]), (source.index or 0) * entry.shape[-2]
@@ -135,12 +112,8 @@ def read_codes(model: Model, role: str) -> np.ndarray:
 
 
 def rotary_inv_freq(model: Model, kind: RotaryKind = "main") -> np.ndarray:
-    """Returns the frequencies of a kind of rotation, float32 [rotary_dim / 2], as transformers initializes them from
-    the model's config.json.
-
-    Raises:
-        CheckpointError: if no layer of the model rotates that way.
-    """
+    """The frequencies of a kind of rotation, float32 [rotary_dim / 2], as transformers initializes them from
+    config.json. Raises CheckpointError if no layer rotates that way."""
     from coldpress.compiler.architectures import _common
     from coldpress.runtime.plugins import load
 
@@ -193,7 +166,7 @@ def _locate(model: Model, role: str) -> _Place:
 
 
 def _whole_shape(source: TensorSource, entry: TensorEntry, scales: TensorEntry | None) -> tuple[int, ...]:
-    """Returns the shape of the matrix or vector that a role's rows are taken from; empty if the file has none."""
+    """The shape of the matrix or vector that a role's rows are taken from; empty if the file has none."""
     if entry.dtype not in (READABLE if source.scales is None else (PACKED_DTYPE,)):
         return ()
     if source.index is None:
@@ -234,7 +207,7 @@ def _in_stored_order(place: _Place, start: int, stop: int) -> np.ndarray:
 
 
 def _rows_of_expert(place: _Place, start: int, stop: int) -> np.ndarray:
-    """Returns rows of a role in a tensor of all experts as stored, unsigned integers [stop - start, …], contiguous."""
+    """Rows of a role in a tensor of all experts as stored, unsigned integers [stop - start, …], contiguous."""
     source = place.source
     files = tuple(Path(one.file) for one in (source, source.scales) if one is not None)
     changed_ns = tuple(file.stat().st_mtime_ns for file in files)

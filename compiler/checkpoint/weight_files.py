@@ -57,11 +57,8 @@ class Located:
 
 
 def locate(folder: Path) -> dict[str, Located]:
-    """Returns every tensor of the checkpoint in `folder`, by name; checks headers and index, reads no values.
-
-    Raises:
-        CheckpointError: naming file and tensor, what was found and what was expected.
-    """
+    """Returns every tensor of the checkpoint in `folder`, by name; checks headers and index, reads no values. Raises
+    CheckpointError naming file and tensor, what was found and what was expected."""
     if is_there(folder, WEIGHTS):
         path = regular_file(folder, WEIGHTS)
         return {name: Located(path, entry) for name, entry in read_header(path).items()}
@@ -71,17 +68,13 @@ def locate(folder: Path) -> dict[str, Located]:
 
 
 def is_there(folder: Path, name: str) -> bool:
-    """Returns whether a folder has an entry `name`, including a link that leads nowhere."""
+    """Tells whether a folder has an entry `name`, also if it is a link that leads nowhere."""
     return os.path.lexists(folder / name)
 
 
 def regular_file(folder: Path, name: str) -> Path:
-    """Returns the file `name` of a checkpoint's folder.
-
-    Raises:
-        CheckpointError: if the name is no plain name, the file is missing or a pointer of git-lfs, or a link leads
-            out of the checkpoint.
-    """
+    """Returns the file `name` of a checkpoint's folder; raises CheckpointError if the name is no plain name, the file
+    is missing or a pointer of git-lfs, or a link leads out of the checkpoint."""
     if not FILE_NAME.fullmatch(name) or ".." in name:
         raise CheckpointError(f"{name[:80]!r} is not a plain file name; a checkpoint's files lie in its own folder")
     path = folder / name
@@ -103,12 +96,8 @@ def source_file(path: Path) -> SourceFile:
 
 
 def scan(path: Path, entries: list[TensorEntry]) -> SourceFile:
-    """Returns size and digest of a weights file whose tensors are `entries`, in order; checks every float in it.
-
-    Raises:
-        CheckpointError: if a tensor holds values that are NaN, infinite or too large; names the tensor and their
-            number.
-    """
+    """Returns size and digest of a weights file whose tensors are `entries`, in order; checks every float in it. Raises
+    CheckpointError if a tensor holds values that are NaN, infinite or too large; names the tensor and their number."""
     hasher = hashlib.sha256()
     with path.open("rb") as file:
         for entry in entries:
@@ -152,7 +141,7 @@ def _out_of_range(block: bytes, dtype: str) -> int:
 
 
 def kind_of(folder: Path) -> str | None:
-    """Returns what a folder without a checkpoint holds instead, and what to give; None if that is unknown."""
+    """Says what a folder without a checkpoint holds instead, and what to give; None if that is unknown."""
     names = sorted(path.name for path in folder.iterdir())
     if "adapter_config.json" in names:
         return "holds a LoRA adapter (adapter_config.json); merge it into its base model and give the merged folder"

@@ -120,11 +120,8 @@ class _Job:
 
 
 def _fio_jobs(report: dict[str, Any]) -> Iterator[_Job]:
-    """Yields the jobs that read, in order; entries of one job, which fio writes without group_reporting, add up.
-
-    Raises:
-        ColdpressError: for a job that does not say what random reads from the storage give.
-    """
+    """Yields the jobs that read, in order; entries of one job, which fio writes without group_reporting, add up. Raises
+    ColdpressError for a job that does not say what random reads from the storage give."""
     shared = report.get("global options", {})
     entries: dict[str, list[dict[str, Any]]] = {}
     for entry in report.get("jobs", []):
@@ -242,11 +239,8 @@ def _fio_size(text: str) -> int:
 
 
 def read_report(path: Path) -> dict[str, Any]:
-    """Returns fio's report; fio writes messages into the same file, before and after it.
-
-    Raises:
-        ColdpressError: if the file holds none, or several.
-    """
+    """Returns fio's report; fio writes messages into the same file, before and after it. Raises ColdpressError if the
+    file holds none, or several."""
     try:
         data = path.read_bytes()
         text, found, end = data.decode(json.detect_encoding(data)), list[Any](), 0

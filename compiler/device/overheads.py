@@ -231,11 +231,7 @@ UNIT_BYTES = unit_bytes(WHOLE_MLP, MODEL.spec, FORMAT)
 
 def portion_cost(device: DeviceProfile, folder: Path) -> float:
     """Returns the seconds of a portion on this machine, by the medians of several rounds; `folder` is on the storage of
-    artifacts.
-
-    Raises:
-        ColdpressError: as `host.sample`.
-    """
+    artifacts. Raises ColdpressError as `host.sample`."""
     with host.sample(folder, FILE_BYTES) as reader, np.errstate(all="ignore"):
         few, many = (_from_file(device, reader, size) for size in (FEW_BUFFER_BYTES, MANY_BUFFER_BYTES))
         rounds = [

@@ -71,10 +71,7 @@ def compare(one: DeviceProfile, other: DeviceProfile, console: Console) -> None:
 
 def plot(profile: DeviceProfile, path: Path) -> None:
     """Writes an SVG of bandwidth over read size: points as measured, lines by the law, a colour per reads in flight.
-
-    Raises:
-        ColdpressError: if the file's name does not end in .svg.
-    """
+    Raises ColdpressError if the file's name does not end in .svg."""
     if path.suffix != ".svg":
         raise ColdpressError(f"--chart {path}: a chart is an SVG, expected a name that ends in .svg")
     import matplotlib

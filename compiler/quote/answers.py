@@ -21,11 +21,7 @@ from coldpress.schemas.errors import ColdpressError
 
 
 def answer(question: Question) -> Quote:
-    """Returns the quote.
-
-    Raises:
-        ColdpressError: if the model, a device or a setting is refused.
-    """
+    """Returns the quote; raises ColdpressError if the model, a device or a setting is refused."""
     files = [device_file(name, Path("build")) for name in named_devices(question.device)]
     with tempfile.TemporaryDirectory(prefix="coldpress-quote-") as folder:
         return quoted(question, files, Path(folder))

@@ -15,11 +15,8 @@ from coldpress.runtime.cli.declaration import command, with_keys
 
 
 def run(question: Question) -> int:
-    """Prints a table, or one JSON object (compiler/quote/records.py); returns 2 if no device holds the model.
-
-    Raises:
-        ColdpressError: if the model, a device or a setting is refused.
-    """
+    """Prints a table, or one JSON object (compiler/quote/records.py); returns 2 if no device holds the model. Raises
+    ColdpressError if the model, a device or a setting is refused."""
     from rich.console import Console
 
     from coldpress.compiler.quote.answers import answer  # the help needs no solver

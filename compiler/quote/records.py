@@ -33,7 +33,6 @@ class Choice(ByLayer):
     kv_cache: KvCacheFormat
     cache: CacheName
     density: Share
-    """Share of the MLP's weights that a token uses."""
     reason: str
 
 

@@ -26,7 +26,6 @@ WORDS = {
     "written_bytes": "wear: bytes written",
     "token_energy_j": "energy per token",
 }
-"""Figure -> its name in tables."""
 SHARES = ("hit_rate", "flash_share")
 UNKNOWN = "unknown"
 """Begins the basis of a figure that nobody knows."""

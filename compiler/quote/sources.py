@@ -63,7 +63,6 @@ class Source:
     given: Mapping[str, str]
     """The keys that were given, and those that name the model."""
     folder: Path
-    """Scratch space."""
     build: BuildConfig | None
     """Settings of a build of the model; None for an artifact."""
     artifact_bytes: int | None = None

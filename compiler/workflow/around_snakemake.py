@@ -177,11 +177,8 @@ def _room(folder: Path) -> Iterator[None]:
 
 
 def _claim(workflow: Any, folder: Path) -> None:
-    """Notes that this run makes the results of a model: here, and in the object store, if there is one.
-
-    Raises:
-        ColdpressError: if another folder has made results there: what is known of them, and the lock, are in that one.
-    """
+    """Notes that this run makes the results of a model: here, and in the object store, if there is one. Raises
+    ColdpressError if another folder has made results there: what is known of them, and the lock, are in that one."""
     _known(folder).parent.mkdir(parents=True, exist_ok=True)
     _known(folder).touch()
     if workflow.storage_settings.default_storage_provider is None:
@@ -237,11 +234,8 @@ def record_here(workflow: Any, folder: Path, stage: str) -> Path:
 
 @functools.lru_cache(maxsize=8)
 def _fetch(provider: Any, query: str, path: Path, asked: int) -> None:
-    """Puts an object of the store at `path`; once it was there, asks only once for each `asked`.
-
-    Raises:
-        FileNotFoundError: if it is not in the store; then there is no file at `path` either.
-    """
+    """Puts an object of the store at `path`; once it was there, asks only once for each `asked`. Raises
+    FileNotFoundError if it is not in the store; then there is no file at `path` either."""
     found = provider.object(query)
     found.set_local_path(path)
     path.unlink(missing_ok=True)

@@ -123,10 +123,7 @@ class ConfigKey:
 
     def read(self, raw: Any) -> Any:
         """Returns the value of `raw`: Snakemake passes `true` as text, 1e3 as 1000.0, and a model named 7 as a number.
-
-        Raises:
-            ColdpressError: if no reading is valid; the text is one sentence.
-        """
+        Raises ColdpressError if no reading is valid; the text is one sentence."""
         if raw is None or raw == "":
             raise ColdpressError(f"config key '{self.name}' has no value; leave it out to take its default")
         _check_size(self.name, raw)
@@ -213,11 +210,8 @@ def unknown_key(name: str, chosen: Mapping[str, tuple[str, ...]]) -> ColdpressEr
 
 
 def check_flags(names: Iterable[str], command: str) -> None:
-    """Refuses flags of a command line that are neither keys nor options of any plug-in.
-
-    Raises:
-        ColdpressError: naming the flag as typed, and the nearest one.
-    """
+    """Refuses flags of a command line that are neither keys nor options of any plug-in; raises ColdpressError naming
+    the flag as typed, and the nearest one."""
     for name in names:
         if name not in config_keys() and not owners_of(name):
             near = difflib.get_close_matches(name, config_keys(), n=1)

@@ -59,11 +59,7 @@ class Cell:
 
 
 def read_matrix(path: Path) -> Matrix:
-    """Reads a matrix.
-
-    Raises:
-        ColdpressError: if the file is missing, is no YAML, or lacks something.
-    """
+    """Reads a matrix; raises ColdpressError if the file is missing, is no YAML, or lacks something."""
     import yaml
 
     try:
@@ -79,11 +75,8 @@ def read_matrix(path: Path) -> Matrix:
 
 
 def cells(matrix: Matrix, folder: Path) -> list[Cell]:
-    """Returns the builds, ordered by model; models' folders are looked for in `folder`.
-
-    Raises:
-        ColdpressError: if two builds have one name.
-    """
+    """Returns the builds, ordered by model; models' folders are looked for in `folder`. Raises ColdpressError if two
+    builds have one name."""
     found: dict[str, Cell] = {}
     for entry in matrix.models:
         near = folder / entry.model
@@ -106,10 +99,7 @@ def cells(matrix: Matrix, folder: Path) -> list[Cell]:
 
 def builds_of(raw: Mapping[str, Any], ask: bool = True) -> dict[str, BuildConfig]:
     """Resolves the raw values of `--config`: one build, or those of a matrix by their names; `ask` as in `resolve`.
-
-    Raises:
-        ColdpressError: for what is unknown or refused in one of them, or if they cannot be made together.
-    """
+    Raises ColdpressError for what is unknown or refused in one of them, or if they cannot be made together."""
     if MATRIX not in raw:
         if ONLY in raw:
             raise ColdpressError(f"{ONLY} names builds of a matrix, and there is none; add {MATRIX}=FILE")
@@ -158,11 +148,8 @@ def modules(builds: Mapping[str, BuildConfig]) -> list[Module]:
 
 
 def selected(file: Path, only: str | None) -> list[Cell]:
-    """Returns the builds of a file that `only` names; all of them without it.
-
-    Raises:
-        ColdpressError: if the file cannot be read, or `only` names what it does not have.
-    """
+    """Returns the builds of a file that `only` names; all of them without it. Raises ColdpressError if the file cannot
+    be read, or `only` names what it does not have."""
     found = {cell.name: cell for cell in cells(read_matrix(file), file.resolve().parent)}
     names = found if only is None else only.split(",")
     for name in names:
@@ -172,11 +159,8 @@ def selected(file: Path, only: str | None) -> list[Cell]:
 
 
 def check_together(builds: Mapping[str, BuildConfig]) -> None:
-    """Refuses builds that would overwrite each other's results, or that lie in two folders.
-
-    Raises:
-        ColdpressError: naming both builds.
-    """
+    """Refuses builds that would overwrite each other's results, or that lie in two folders; raises ColdpressError
+    naming both builds."""
     places: dict[Path, str] = {}
     for name, build in builds.items():
         first = next(iter(builds))

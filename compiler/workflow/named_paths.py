@@ -12,11 +12,8 @@ MAX_NAME_CHARS = 200
 
 
 def check_paths(values: Mapping[str, Any]) -> None:
-    """Refuses names that the system does not accept; a missing path is refused where it is needed.
-
-    Raises:
-        ColdpressError: naming the key; the text is one sentence.
-    """
+    """Refuses names that the system does not accept; a missing path is refused where it is needed. Raises
+    ColdpressError naming the key; the text is one sentence."""
     for key in KEYS:
         if values[key] is None:
             continue
@@ -33,11 +30,7 @@ def check_paths(values: Mapping[str, Any]) -> None:
 
 
 def check_artifact_name(name: str) -> None:
-    """Refuses an artifact name that is too long for a file.
-
-    Raises:
-        ColdpressError: naming the parts of the name.
-    """
+    """Refuses an artifact name that is too long for a file; raises ColdpressError naming the parts of the name."""
     if len(name) > MAX_NAME_CHARS:
         raise ColdpressError(
             f"the artifact's name {clipped(name, 80)} has more than {MAX_NAME_CHARS} characters; it is made of "

@@ -38,11 +38,7 @@ class Pins:
 
     def commit(self, kind: Kind, hub_id: str, revision: str | None, key: str) -> str:
         """Returns the commit of a revision of the hub, None for its main branch; `key` of `--config` names it in the
-        refusal.
-
-        Raises:
-            ColdpressError: if it is not pinned and must be, or the hub does not tell.
-        """
+        refusal. Raises ColdpressError if it is not pinned and must be, or the hub does not tell."""
         branch = revision or "main"
         if REVISION.fullmatch(branch):
             return branch
@@ -60,11 +56,8 @@ class Pins:
 
 
 def read_lock(folder: Path) -> Mapping[str, str]:
-    """Returns the pinned commits of the builds in a folder, as in the lock file; nothing if there is none.
-
-    Raises:
-        ColdpressError: if the file is none.
-    """
+    """Returns the pinned commits of the builds in a folder, as in the lock file; nothing if there is none. Raises
+    ColdpressError if the file is none."""
     file = folder / LOCK_FILE
     try:
         return SourcesLock.model_validate_json(file.read_bytes()).commits

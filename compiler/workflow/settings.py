@@ -134,9 +134,7 @@ class BuildConfig:
     pins: Mapping[str, str]
     """The commits of branches of the hub, for the lock file."""
     draft: "BuildConfig | None" = None
-    """The build of the draft model."""
     is_draft: bool = False
-    """True for the build of a draft model."""
 
     def __getitem__(self, key: str) -> Any:
         return self.values[key]
@@ -354,11 +352,7 @@ def needs_routing(config: BuildConfig) -> bool:
 
 def _check_routing(values: Mapping[str, Any], model: ModelReference) -> None:
     """Refuses a routing that is not exact where routers have nothing to choose by, or where nothing may change a
-    token's units.
-
-    Raises:
-        ColdpressError: naming both settings.
-    """
+    token's units; raises ColdpressError naming both settings."""
     named, draft, method = values["routing"], values["draft"], values["method"]
     if named == EXACT:
         return

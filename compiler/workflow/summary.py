@@ -34,11 +34,8 @@ WIDTH = 100
 
 
 def show(folder: Path) -> str:
-    """Returns the whole screen for a device's build folder.
-
-    Raises:
-        ColdpressError: if a record is missing, or metrics and package describe two artifacts.
-    """
+    """Returns the whole screen for a device's build folder; raises ColdpressError if a record is missing, or metrics
+    and package describe two artifacts."""
     metrics, package = load_record(folder / "metrics.json", Metrics), load_record(folder / "publish.json", Package)
     if metrics.artifact_sha256 != package.manifest_sha256:
         raise ColdpressError(
@@ -68,11 +65,8 @@ def _chat_commands(artifact: str) -> str:
 
 
 def show_all(folders: Mapping[str, Path]) -> str:
-    """Returns what each of several builds is worth, by name; each has a report with the rest.
-
-    Raises:
-        ColdpressError: if a record is missing.
-    """
+    """Returns what each of several builds is worth, by name; each has a report with the rest. Raises ColdpressError if
+    a record is missing."""
     found = {name: load_record(folder / "metrics.json", Metrics) for name, folder in folders.items()}
     return "\n\n".join(
         f"{name}\n{_indented(_warning(metrics) + textwrap.fill(headline(metrics, metrics.device), WIDTH))}\n"

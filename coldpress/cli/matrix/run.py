@@ -217,11 +217,8 @@ def lock_file(matrix: Path) -> Path:
 
 
 def read_lock(path: Path) -> Lock | None:
-    """Reads a lock file; None if there is none.
-
-    Raises:
-        ColdpressError: if the file cannot be read, or is no lock file.
-    """
+    """Reads a lock file; None if there is none. Raises ColdpressError if the file cannot be read, or is no lock
+    file."""
     try:
         return Lock.model_validate_json(path.read_bytes())
     except FileNotFoundError:
@@ -233,11 +230,8 @@ def read_lock(path: Path) -> Lock | None:
 
 
 def inputs_of(folder: Path) -> Locked:
-    """Reads what the weights and the text in the folder of a model's builds are.
-
-    Raises:
-        ColdpressError: if a record cannot be read.
-    """
+    """Reads what the weights and the text in the folder of a model's builds are; raises ColdpressError if a record
+    cannot be read."""
     model, corpus = load_record(folder / "ingest.json", Model), load_record(folder / "tokenize.json", Corpus)
     return Locked(revision=model.revision, weights_sha256=model.weights_sha256, text_sha256=corpus.text_sha256)
 
