@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from coldpress.compiler.quote.answers import answer
-from coldpress.compiler.quote.question import Question
+from coldpress.compiler.quote.command import Question
 from coldpress.compiler.quote.records import Quote
 from coldpress.compiler.workflow import settings
 from coldpress.compiler.workflow.progress import shorten

@@ -9,7 +9,7 @@ import io
 import os
 import sys
 from collections.abc import Sequence
-from typing import Any, NamedTuple, TypeGuard
+from typing import NamedTuple
 
 import click
 from click.exceptions import NoSuchCommand
@@ -107,7 +107,7 @@ FRONT_DOOR = FrontDoor(
 def main(argv: Sequence[str] | None = None) -> int:
     if sys.stdout is None:
         return fail("standard output is closed, but this command prints to it; redirect it to a file")
-    if _is_text_file(sys.stdout):
+    if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal that cannot show a character must not end the run
     given = list(sys.argv[1:] if argv is None else argv)
     try:
@@ -147,10 +147,6 @@ def _missing(name: str, error: ModuleNotFoundError) -> int:
         raise error
     extra = COMMANDS[name].extra or "compiler"
     return fail(f"coldpress {name} needs {package}, which is not installed; pip install '.[{extra}]' in a checkout")
-
-
-def _is_text_file(stream: object) -> TypeGuard["io.TextIOWrapper[Any]"]:
-    return isinstance(stream, io.TextIOWrapper)
 
 
 if __name__ == "__main__":

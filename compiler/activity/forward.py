@@ -94,12 +94,6 @@ def _multiply_with_onednn(module: "nn.Module") -> None:
         linear.forward = _onednn_product(linear.weight, linear.bias)
 
 
-def _has_onednn() -> bool:
-    import torch
-
-    return hasattr(torch.ops.mkldnn, "_linear_pointwise")
-
-
 def _onednn_product(weight: "Tensor", bias: "Tensor | None" = None) -> Callable[["Tensor"], "Tensor"]:
     import torch
 
@@ -193,7 +187,8 @@ class LayerStream:
         import torch
 
         ids = np.unique(tokens)
-        hidden = self._rows_of("embed_tokens.weight", ids)[np.searchsorted(ids, tokens)]
+        rows = np.concatenate([self._rows("embed_tokens.weight", row, row + 1) for row in ids.tolist()])
+        hidden = rows[np.searchsorted(ids, tokens)]
         if self.spec.position == "learned":
             positions = read_role(self.model, "embed_positions.weight")[self.spec.position_offset :]
             hidden = hidden + positions[: tokens.shape[1]]
@@ -318,9 +313,6 @@ class LayerStream:
         else:
             loaded.lender.each(_on_one_core(work), count, blocks_per_call)
 
-    def _rows_of(self, role: str, ids: np.ndarray) -> np.ndarray:
-        return np.concatenate([self._rows(role, int(row), int(row) + 1) for row in ids])
-
     def _rows(self, role: str, start: int, stop: int) -> np.ndarray:
         """Returns rows of the embeddings or of the head, float32 [stop - start, hidden_size]."""
         return read_rows(self.model, role, start, stop)
@@ -372,7 +364,10 @@ class LayerStream:
 
     @property
     def _multiplies_with_onednn(self) -> bool:
-        return self.device.type == "cpu" and self.dtype.itemsize == 4 and _has_onednn()
+        import torch
+
+        has_onednn = hasattr(torch.ops.mkldnn, "_linear_pointwise")
+        return has_onednn and self.device.type == "cpu" and self.dtype.itemsize == 4
 
     def _head_product(self, weight: "Tensor", start: int) -> Callable[["Tensor"], "Tensor"]:
         """Returns what computes logits [T, m] from normed hidden states [T, n]; `weight` [m, n] are the head's rows

@@ -34,7 +34,8 @@ def magnitude_histogram(keys: np.ndarray) -> np.ndarray:
     """Counts magnitudes in the bins of `magnitude_edges`, int64 [num_bins]. `keys` are the bits of float32 as uint32,
     or of bfloat16 as uint16: both have float32's exponent."""
     counts = np.zeros(NUM_BINS, np.int64)
-    _count_bins(np.ascontiguousarray(keys).ravel(), _magnitude(keys), BIN_SHIFT - _spare_bits(keys), counts)
+    spare_bits = 32 - 8 * keys.itemsize
+    _count_bins(np.ascontiguousarray(keys).ravel(), _magnitude(keys), BIN_SHIFT - spare_bits, counts)
     return counts
 
 
@@ -52,10 +53,6 @@ def shared_top(one: np.ndarray, two: np.ndarray, selected: Sequence[int]) -> np.
     found = np.zeros(len(selected), np.int64)
     _count_shared(one, two, _magnitude(one), np.array(selected, np.int64), found)
     return found
-
-
-def _spare_bits(keys: np.ndarray) -> int:
-    return 32 - 8 * keys.itemsize
 
 
 def _magnitude(keys: np.ndarray) -> np.generic:

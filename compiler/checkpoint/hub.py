@@ -100,14 +100,14 @@ class Listed:
     license: str | None
 
 
-def listed(hub_id: str, revision: str | None, offline: bool = False) -> Listed:
+def listed(hub_id: str, revision: str | None) -> Listed:
     """Asks for sizes and licence of a hub model without downloading any of its files; raises as `snapshot`, within
     seconds."""
     from huggingface_hub import constants, try_to_load_from_cache
     from huggingface_hub.utils import filter_repo_objects
 
-    with _one_sentence(hub_id, _pinned(hub_id, revision), offline or constants.HF_HUB_OFFLINE):
-        index = _index(hub_id, revision, offline or constants.HF_HUB_OFFLINE)
+    with _one_sentence(hub_id, _pinned(hub_id, revision), constants.HF_HUB_OFFLINE):
+        index = _index(hub_id, revision, constants.HF_HUB_OFFLINE)
         if index is None:
             cached = _snapshot(hub_id, revision, None, local_files_only=True)
             return Listed(sum(path.stat().st_size for path in cached.glob("*") if path.suffix in WEIGHTS), 0, None)

@@ -7,27 +7,30 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
 from coldpress.compiler.profiles import device_file
 from coldpress.compiler.quote.decide import PROMPT_TOKENS, Asked, device_quotes
-from coldpress.compiler.quote.question import Question
 from coldpress.compiler.quote.records import DeviceQuote, Quote
 from coldpress.compiler.quote.sources import Source, find
 from coldpress.compiler.workflow.keys import check_flags
 from coldpress.runtime.profiles.devices import named_devices, read_device
 from coldpress.schemas.errors import ColdpressError
 
+if TYPE_CHECKING:
+    from coldpress.compiler.quote.command import Question
 
-def answer(question: Question) -> Quote:
+
+def answer(question: "Question") -> Quote:
     """Returns the quote; raises ColdpressError if the model, a device or a setting is refused."""
     files = [device_file(name, Path("build")) for name in named_devices(question.device)]
     with tempfile.TemporaryDirectory(prefix="coldpress-quote-") as folder:
         return quoted(question, files, Path(folder))
 
 
-def quoted(question: Question, files: list[Path], folder: Path) -> Quote:
+def quoted(question: "Question", files: list[Path], folder: Path) -> Quote:
     """Returns the quote; writes scratch files into `folder`."""
     progress = Console(stderr=True, highlight=False, markup=False)
     with progress.status("reading the model") as status:
@@ -56,7 +59,7 @@ def quoted(question: Question, files: list[Path], folder: Path) -> Quote:
     )
 
 
-def _keys(question: Question) -> dict[str, str]:
+def _keys(question: "Question") -> dict[str, str]:
     check_flags(question.more, "coldpress build")
     budget = {} if question.dram_budget is None else {"dram_budget": question.dram_budget}
     return {**question.more, **budget}
@@ -72,7 +75,7 @@ def _prompt_tokens(given: int | None, context_length: int) -> int:
     return min(PROMPT_TOKENS, max(1, most)) if given is None else given
 
 
-def _each(question: Question, files: list[Path], asked: Asked, folder: Path) -> Iterator[tuple[DeviceQuote, ...]]:
+def _each(question: "Question", files: list[Path], asked: Asked, folder: Path) -> Iterator[tuple[DeviceQuote, ...]]:
     workers = min(len(files), len(os.sched_getaffinity(0)))
     given = (question.model, _keys(question), folder)
     with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _start, given) as pool:

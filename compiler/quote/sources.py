@@ -180,7 +180,6 @@ def _reference(name: str, model: Model) -> ModelReference:
         model_type=spec.model_type,
         num_hidden_layers=spec.num_hidden_layers,
         exact_zeros=spec.exact_zeros,
-        is_mixture=spec.is_mixture,
     )
 
 

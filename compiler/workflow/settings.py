@@ -47,6 +47,8 @@ from coldpress.compiler.rounding._weights import Algorithm
 from coldpress.compiler.stages.tokenize.text import PYDOC
 from coldpress.compiler.workflow.keys import (
     NOT_IN_PROFILES,
+    check_artifact_name,
+    check_paths,
     config_keys,
     marked,
     option_fields,
@@ -55,7 +57,6 @@ from coldpress.compiler.workflow.keys import (
     plugin_keys,
     unknown_key,
 )
-from coldpress.compiler.workflow.named_paths import check_artifact_name, check_paths
 from coldpress.compiler.workflow.pins import Pins
 from coldpress.runtime import plugins as _plugins
 from coldpress.runtime.cache import CachePolicy
@@ -106,12 +107,14 @@ class ModelReference(Record):
     num_hidden_layers: PositiveCount
     exact_zeros: bool
     """True if the MLP's activation has exact zeros, as ReLU has for inactive units."""
-    is_mixture: bool = False
-    """True if the MLP consists of several experts, among which a router picks."""
 
     @property
     def is_gguf(self) -> bool:
         return self.source.endswith(".gguf")
+
+    @property
+    def is_mixture(self) -> bool:
+        return self.modules.is_mixture
 
     @property
     def modules(self) -> Modules:
@@ -571,9 +574,6 @@ def _reference_of(profile: ModelProfile, revision: str | None, pins: Pins) -> Mo
         model_type=profile.model_type,
         num_hidden_layers=profile.num_hidden_layers,
         exact_zeros=_common.activation(profile.hidden_act) in EXACT_ZEROS,
-        is_mixture=_plugins.load(
-            "coldpress.compiler.architectures", Architecture, profile.model_type
-        ).MODULES.is_mixture,
     )
 
 
@@ -608,24 +608,19 @@ def _describe(config: Mapping[str, Any], name: str, source: str, revision: str |
     transformers would fill in missing fields, but it takes seconds to import."""
     architecture, believed = checked_config(config)
     named = believed.get(architecture.MODULES.activation_key) or architecture.MODULES.activation
+    safe = _safe(name)
+    if not re.fullmatch(NAME_PATTERN, safe):
+        raise ColdpressError(f"the model's name {name!r} has no letter or digit to name the build folder by; rename it")
     reference = ModelReference(
-        name=_folder_name(name),
+        name=safe,
         source=source,
         revision=revision,
         license=None,
         model_type=config["model_type"],
         num_hidden_layers=believed["num_hidden_layers"],
         exact_zeros=_common.activation(named) in EXACT_ZEROS,
-        is_mixture=architecture.MODULES.is_mixture,
     )
     return reference, believed["max_position_embeddings"]
-
-
-def _folder_name(name: str) -> str:
-    safe = _safe(name)
-    if not re.fullmatch(NAME_PATTERN, safe):
-        raise ColdpressError(f"the model's name {name!r} has no letter or digit to name the build folder by; rename it")
-    return safe
 
 
 def _safe(name: str) -> str:
