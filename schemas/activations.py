@@ -52,8 +52,7 @@ class TopPrecision(Record):
 class ExpertUses(Record):
     num_experts: PositiveCount
     predictability: Share | None
-    """Share of the uses whose expert the router already chooses from the MLP input of the layer before; None for
-    layer 0."""
+    """Share of uses whose expert the router chooses from the MLP input of the layer before; None for layer 0."""
     arrays: ArrayFile
 
 

@@ -18,8 +18,7 @@ class Key:
     """Marks a field as a key of `--config`: `Annotated[int, Key()]`. Field, key and flag have one name."""
 
     plugins: str = ""
-    """Package whose plug-ins are the values, such as `coldpress.runtime.cache`; empty: the field's type has the
-    values."""
+    """Package whose plug-ins are the values, such as `coldpress.runtime.cache`; empty: the field's type has them."""
     joint: bool = False
     """True if several plug-ins' names with `+` between are a value, too."""
     auto: bool = False

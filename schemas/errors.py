@@ -8,8 +8,7 @@ Name = TypeVar("Name", bound=str)
 
 
 def printable(text: str) -> str:
-    """Returns `text` on one line, unprintable characters escaped, so that a stranger's name moves no terminal's
-    cursor."""
+    """Returns `text` on one line, unprintable characters escaped: a stranger's name moves no terminal's cursor."""
     if text.isprintable():
         return text
     return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
@@ -59,8 +58,7 @@ class UnknownNameError(ColdpressError):
 
 
 def known_name(kind: str, name: str, known: Iterable[Name]) -> Name:
-    """Returns the element of `known` that equals `name`; `kind` as in `UnknownNameError`. Raises UnknownNameError if no
-    element does."""
+    """Returns `name` as an element of `known`; raises UnknownNameError, whose `kind` it is, if it is none."""
     choices = tuple(known)
     for choice in choices:
         if name == choice:

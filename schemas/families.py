@@ -140,8 +140,7 @@ BLOCKS = "block"
 
 
 def known_family(name: str) -> str:
-    """Returns `name` if a family has it; raises ValueError if not; it has the text of `UnknownNameError`, which lists
-    the families."""
+    """Returns `name` if a family has it; raises ValueError with the text of `UnknownNameError`, which lists them."""
     if name not in FAMILIES:
         raise ValueError(str(UnknownNameError("family", name, FAMILIES)))
     return name
@@ -338,8 +337,7 @@ def resident_names(layer: int, families: Sequence[str], spec: ModelSpec) -> tupl
 
 
 def mlp_shares(families: Iterable[str], spec: ModelSpec) -> dict[str, float]:
-    """Returns the share of the MLP's weights that each family holds, 0 for attention's; its matrices are equally
-    large."""
+    """Share of the MLP's weights that each family holds, 0 for attention's; its matrices are equally large."""
     count = 3 if spec.gated_mlp else 2
     return {family: sum(piece.role in MLP_ROLES for piece in slices(family, spec)) / count for family in families}
 

@@ -37,8 +37,7 @@ class Law(Record):
     bytes_per_s: float = Field(ge=RATES[0], le=RATES[1])
     """Bandwidth, without what operations take."""
     overlap: Share
-    """Degree to which operations, bytes and latency pass at the same time: with 1 the largest counts, with 0 their
-    sum."""
+    """Degree to which operations, bytes and latency pass at once: with 1 the largest counts, with 0 their sum."""
 
 
 class Grid(NamedTuple):

@@ -42,8 +42,7 @@ class Section(Extended):
     stride_bytes: PositiveCount
     """Bytes from one unit to the next: the parts of all layers."""
     format: UnitFormat | None = None
-    """The format of the layers' units, or that of each slice, where it is not that of the family; else None, which is
-    left out of the file."""
+    """Format of the layers' units, or that of each slice; None, which is left out of the file: that of the family."""
 
     @property
     def layers(self) -> range:
@@ -133,8 +132,7 @@ class Plan(Extended):
     """The format of keys and values; `int8` stores groups of 32 values of a head, as int8_group32."""
     kv_cache_bytes: Count
     read_buffer_bytes: PositiveCount
-    """Buffer of whole pages for device reads; units that are not cached are used from it. It also bounds the blocks of
-    the prefill."""
+    """Buffer of whole pages for reads; uncached units are used from it. It also bounds the blocks of the prefill."""
     preload_buffer_bytes: Count = 0
     """Buffer of whole pages for reads ahead (ActiveFlow 3); 0 if nothing is read ahead."""
     preload_guess: Share = 1.0
@@ -142,8 +140,7 @@ class Plan(Extended):
     collapse_gap_bytes: Count
     """Two reads closer than this become one (Ripple 5.1)."""
     collapse: Collapse = "static"
-    """`static`: the gap is constant; else it is the start value of a gap that adapts during a run
-    (runtime/store/gap.py)."""
+    """`static`: the gap is constant; else the start of one that adapts during a run (runtime/store/gap.py)."""
     queue_depth: PositiveCount
     draft: DraftName | None = None
     """Proposer of the next tokens of a single sequence, which the model then checks in one pass (LLM in a flash 5.2);
@@ -156,11 +153,9 @@ class Plan(Extended):
     """The draft model proposes one more token while the product of its drafts' probabilities is at least this; 1, which
     is left out, without one."""
     routing: RoutingName | None = None
-    """Way in which a mixture's routers choose experts; None, which is left out of the file, for the choice that the
-    model was trained with."""
+    """Way in which a mixture's routers choose experts; None, which is left out of the file: as it was trained."""
     routing_strengths: Many[float] = ()
-    """Preference of each layer's router for experts in DRAM (runtime/routing); empty, which is left out, without
-    `routing`."""
+    """Each router's preference for experts in DRAM (runtime/routing); empty, which is left out, without `routing`."""
     parts: Many[PartPlan]
     """One per layer and family: by layer, then in the order of the manifest's families."""
 

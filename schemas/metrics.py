@@ -162,8 +162,7 @@ class ReadLength(Record):
 
 
 class LadderStep(Record):
-    """One more mechanism, on the artifact's device, in modelled seconds of a decoded token
-    (compiler/stages/verify/ladder.py)."""
+    """One more mechanism on the device, in modelled seconds of a decoded token (compiler/stages/verify/ladder.py)."""
 
     name: str
     tokens_per_s: float
@@ -284,8 +283,7 @@ class Measurements(Record):
     ppl_artifact: Measured
     ppl_artifact_error: Measured
     ppl_ratio_error: Measured
-    """Error of the artifact's perplexity over the source's, from differences block by block; so it is far smaller than
-    the error of either."""
+    """Error of `ppl_ratio`, from differences block by block; so it is far smaller than those of the perplexities."""
     ppl_dense: Measured
     """Perplexity of the artifact's weights with every unit used: the cost of the format without that of sparsity."""
     dense: DenseRun | None
@@ -351,13 +349,11 @@ class Metrics(Measurements, ByLayer):
     ppl_artifact: float
     ppl_dense: float
     tokens_per_s: float
-    """Speed on the machine that built the artifact, at its load: only this figure and `process_bytes` differ from run
-    to run."""
+    """Speed on the building machine, at its load: only this and `process_bytes` differ from run to run."""
     modelled_tokens_per_s: float
     """Speed with the device profile's flash and DRAM bandwidth instead of this machine's: the simulator's figure."""
     modelled_error: Share | None
-    """Share by which it may be off (see `DeviceProfile`); None if it is an upper bound, as for a profile that has no
-    rates of computing."""
+    """Share by which it may be off (`DeviceProfile`); None for an upper bound: no rates of computing are known."""
     in_dram: tuple[WholeInDram, ...]
     """The whole model in the DRAM of the same device: the original first, then in smaller formats."""
     llama_cpp: tuple[LlamaCppRun, ...] = ()
@@ -371,8 +367,7 @@ class Metrics(Measurements, ByLayer):
     tried: tuple[Tried, ...]
     """The methods that `auto` compared or skipped; empty if the method was given."""
     front: tuple[Tried, ...]
-    """The Pareto front of speed, quality and DRAM that `auto` took the first of `tried` from; empty if the method was
-    given."""
+    """The Pareto front of speed, quality and DRAM, from which `auto` took the first of `tried`; else empty."""
     provenance: Provenance
 
     @property

@@ -118,8 +118,7 @@ class ModelSpec(Extended):
     """The kind of all norms. With `rms_norm_1p` (Gemma) and `layer_norm_1p` (Nemotron) a weight w stands for 1 + w."""
     norm_eps: float = Field(gt=0)
     norm_placement: Literal["before", "after", "around"] = "before"
-    """Position of the norms of attention and MLP: x + f(norm(x)), x + norm(f(x)) (OLMo 2), or x + norm(f(norm(x)))
-    (Gemma 2)."""
+    """Place of attention's and MLP's norms: x + f(norm(x)), x + norm(f(x)) (OLMo 2), x + norm(f(norm(x))) (Gemma 2)."""
     residual: Literal["sequential", "parallel", "parallel_shared"] = "sequential"
     """Input of the MLP: the hidden states after attention, or the layer's input, like attention. `parallel_shared` has
     one norm for both (Phi)."""

@@ -25,8 +25,7 @@ class FamilyOrder(Record):
     """Consecutive layers that share the order."""
     family: FamilyName
     heuristic: str
-    """The file of compiler/stages/order that gave the order; with `auto`, the winner, of several experts that of
-    most."""
+    """The file of compiler/stages/order that gave the order; with `auto` the winner, of several experts of most."""
     arrays: ArrayFile
     adjacent_coactivation: float
     """Share of activations whose flash neighbour is active on the same token; 0 if nothing was counted."""

@@ -47,8 +47,7 @@ class Ladder(Record):
     density: Share
     """Share of active units, on the same tokens."""
     skewness: Share
-    """0 if all units are equally likely to be active, 1 if each unit is always or never active
-    (compiler/stages/predict)."""
+    """0 if all units are equally likely to be active, 1 if each is always or never active (compiler/stages/predict)."""
     suggested_rank: PositiveCount
     """The rank that sparsity and skewness suggest; one of the rungs."""
     rungs: tuple[Rung, ...] = Field(min_length=1)

@@ -49,6 +49,5 @@ class ModelProfile(Record):
     hidden_act: str
     """The value in config.json, such as `relu` or `silu`."""
     settings: dict[str, bool | int | float | str] = Field(default={})
-    """Defaults of this model, as keys of `--config`, checked by compiler/workflow/settings.py; the user's settings
-    override them."""
+    """Defaults of this model, as keys of `--config` (compiler/workflow/settings.py); a user's override them."""
     notes: str = ""

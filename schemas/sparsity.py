@@ -157,8 +157,7 @@ class Sparsity(Rung, ByLayer):
     ladder: tuple[Rung, ...] = ()
     """The further budgets, the largest first."""
     curves: Curves | None = None
-    """Those of `explore` and what this stage has measured besides; None, which is left out of the file, where the
-    method was given."""
+    """Those of `explore` and of this stage; None, which is left out of the file, where the method was given."""
 
     @property
     def formats(self) -> Formats:

@@ -32,8 +32,7 @@ class Export:
 
 
 def run(flags: Export) -> None:
-    """Writes the file, whole or not at all; raises ColdpressError if the other engine would compute another model, or
-    there is no such format."""
+    """Writes the file whole; raises ColdpressError for an unknown format, or if the engine would compute otherwise."""
     options: Options = {**flags.more}
     found = exported(open_artifact(flags.artifact), load(TARGETS, Target, flags.to), options, flags.output.absolute())
     if flags.json:

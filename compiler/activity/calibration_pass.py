@@ -73,8 +73,7 @@ def count_activity(
     work: Workspace,
     threads: int,
 ) -> Activations:
-    """Returns statistics of every layer on the shard's calibration blocks; raises ColdpressError if there is no such
-    device or shard."""
+    """Counts every layer on the shard's calibration blocks; raises ColdpressError without such a device or shard."""
     first_block, text = shard_text(corpus, config.shard, config.num_shards)
     stream, dtype = stream_of(config, model, threads)
     layers = collect(stream, text, families, activity, work)

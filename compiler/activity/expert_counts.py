@@ -92,8 +92,7 @@ def used_experts(uses: ExpertUses, num_tokens: int) -> np.ndarray:
 
 
 def with_blocks(activations: Activations, spec: ModelSpec, work: Workspace) -> Activations:
-    """Returns statistics that also have bits and counts of blocks of neurons: a token uses all blocks of its experts,
-    which were counted."""
+    """Adds bits and counts of blocks of neurons: a token uses all blocks of its experts, which were counted."""
     each = num_units(BLOCKS, spec) // spec.num_experts
 
     def with_own(layer: LayerStatistics) -> LayerStatistics:

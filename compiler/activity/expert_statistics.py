@@ -57,8 +57,7 @@ def lru_misses(used: np.ndarray) -> np.ndarray:
 
 
 def persistence(used: np.ndarray, block_tokens: int) -> float:
-    """Returns the share of a token's experts that the token before used, over tokens that are not a block's first; 0
-    without any."""
+    """Share of a token's experts that the token before used, over all but the blocks' first tokens; 0 without any."""
     blocks = used.reshape(-1, block_tokens, used.shape[1])
     uses = int(blocks[:, 1:].sum())
     return int((blocks[:, 1:] & blocks[:, :-1]).sum()) / uses if uses else 0.0

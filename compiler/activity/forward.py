@@ -45,8 +45,7 @@ log = logging.getLogger(__name__)
 HEAD_ROWS = 16384
 """Rows of the head that are in memory at once."""
 OF_ANY_LAYER: frozenset[Signal] = frozenset(("attention_input", "attention_mixed", "mlp_input"))
-"""Signals that a layer of a mixture has even if it has no experts: its MLP has no units, so that nobody asks for
-others."""
+"""Signals that a mixture's layer has even without experts: its MLP has no units, so nobody asks for others."""
 CORRECTION = ".router.correction"
 """End of the roles that stay float32 in every pass: a token's experts follow from small differences of scores."""
 NATIVE_BFLOAT16 = ("avx512_bf16", "amx_bf16", "sve_bf16")
@@ -158,8 +157,7 @@ def _on_one_core(work: Callable[[int], None]) -> Callable[[int], None]:
 
 
 class LayerStream:
-    """A model whose layers run one after another. Hidden states are [num_blocks, T, hidden_size] in `dtype`, always on
-    the CPU."""
+    """Runs a model layer by layer. Hidden states are [num_blocks, T, hidden_size] in `dtype`, always on the CPU."""
 
     def __init__(
         self,
@@ -254,8 +252,7 @@ class LayerStream:
             start += len(weight)
 
     def last_hidden(self, tokens: np.ndarray, hooks: Callable[[int], BlockHooks | None] | None = None) -> "Tensor":
-        """Returns hidden states after the last layer, from token ids [num_blocks, T]; `hooks` returns a layer's block
-        hooks."""
+        """Token ids [num_blocks, T] -> hidden states after the last layer; `hooks` returns a layer's block hooks."""
         hidden = self.embed(tokens)
         for layer in range(self.spec.num_hidden_layers):
             hidden = self.run_layer(layer, hidden, hooks(layer) if hooks else None)
@@ -271,8 +268,7 @@ class LayerStream:
         return float(sum(self.block_nll(tokens, hooks).tolist())), tokens[:, 1:].size
 
     def block_nll(self, tokens: np.ndarray, hooks: Callable[[int], BlockHooks | None] | None = None) -> np.ndarray:
-        """Returns each block's summed negative log likelihood in nats, float64 [num_blocks], from token ids
-        [num_blocks, T]."""
+        """Token ids [num_blocks, T] -> each block's summed negative log likelihood in nats, float64 [num_blocks]."""
         return self.token_nll(tokens, hooks).nll.cumsum(1)[:, -1]
 
     def token_nll(self, tokens: np.ndarray, hooks: Callable[[int], BlockHooks | None] | None = None) -> "TokenScores":

@@ -108,6 +108,5 @@ def always_used(sparsity: Sparsity, layer: int, family: FamilyName) -> bool:
 
 
 def activity(activations: Activations, layer: int, family: FamilyName, name: str) -> np.ndarray:
-    """Returns an array of a family's statistics (schemas/activations.py); raises ColdpressError if the family was not
-    counted."""
+    """An array of a family's statistics (schemas/activations.py); raises ColdpressError if it was not counted."""
     return load_arrays(counted(activations, layer, family).arrays, name)[name]

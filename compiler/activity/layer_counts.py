@@ -70,16 +70,14 @@ def exact_families(families: Iterable[str], spec: ModelSpec) -> frozenset[str]:
 
 
 def multiplied_signals(layer: int, spec: ModelSpec) -> tuple[Signal, ...]:
-    """Returns the signals that matrices of a layer multiply; of a mixture's layer without experts, those that it
-    shows."""
+    """Signals that matrices of a layer multiply; of a mixture's layer without experts, those that it shows."""
     signals: dict[Signal, None] = dict.fromkeys(INPUT_OF.values())
     return tuple(signal for signal in signals if not spec.is_dense(layer) or signal in OF_ANY_LAYER)
 
 
 @dataclass(frozen=True)
 class Text:
-    """Calibration blocks: `tokens` int32 [num_blocks, T]; `tasks` int16 of the same shape, each token's task, -1 for
-    none."""
+    """Calibration blocks: `tokens` int32 [num_blocks, T]; `tasks` int16 alike, each token's task, -1 for none."""
 
     tokens: np.ndarray
     tasks: np.ndarray | None = None
@@ -219,8 +217,7 @@ class LayerCounts:
         return {signal: np.stack(blocks) for signal, blocks in self.squares.items()}
 
     def count(self, block: int, family: str, signal: "Tensor") -> np.ndarray | None:
-        """Counts one block's signal [T, num_units]; returns the selected units, bool of the same shape, if a selector
-        chooses."""
+        """Counts one block's signal [T, num_units]; returns the units, bool alike, if a selector chooses."""
         keys = keys_of(signal)
         seen = _Seen(magnitude_histogram(keys))
         self._seen[family][block] = seen

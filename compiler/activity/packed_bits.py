@@ -18,8 +18,7 @@ def unpacked(packed: np.ndarray, num_tokens: int) -> np.ndarray:
 
 
 def joined(parts: Sequence[np.ndarray], tokens: Sequence[int]) -> np.ndarray:
-    """Joins packed bits uint8 [num_units, ceil(T / 8)] of consecutive texts of so many `tokens`, without padding in
-    between."""
+    """Joins packed bits uint8 [num_units, ceil(T / 8)] of consecutive texts of so many `tokens`, without padding."""
     if all(count % 8 == 0 for count in tokens[:-1]):
         return np.concatenate(parts, axis=1)
     units = len(parts[0])
@@ -32,8 +31,7 @@ def joined(parts: Sequence[np.ndarray], tokens: Sequence[int]) -> np.ndarray:
 
 
 def adjacent_share(packed: np.ndarray) -> float:
-    """Returns the share of set bits that are also set in the row before or after: uint8 [num_units, num_bytes] -> [0,
-    1]."""
+    """uint8 [num_units, num_bytes] -> the share of set bits that are also set in the row before or after, [0, 1]."""
     together = packed[:-1] & packed[1:]
     beside = np.zeros_like(packed)
     beside[1:] |= together

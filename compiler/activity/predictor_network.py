@@ -52,8 +52,7 @@ class ExpertRows(NamedTuple):
 
 
 def rows_of(experts: torch.Tensor, num_units: int) -> Iterator[ExpertRows]:
-    """Yields the experts that any token uses, in order; `experts` is bool [num_tokens, E], and all have equally many
-    units."""
+    """Yields the experts that any token uses, ascending; `experts` bool [num_tokens, E]; all have as many units."""
     width, places = num_units // experts.shape[1], experts.cumsum(dim=1) - 1
     for expert, own in enumerate(experts.T):
         tokens = own.nonzero()[:, 0]

@@ -24,8 +24,7 @@ KEY_BITS = 15
 
 
 def magnitude_edges() -> np.ndarray:
-    """Returns the bins' bounds, float32 [num_bins + 1]: 32 equal steps per power of two, plus zero and the largest
-    float."""
+    """Bounds of bins, float32 [num_bins + 1]: 32 equal steps per power of two, plus zero and the largest float."""
     inner = (np.arange(NUM_BINS - 1, dtype=np.uint32) + np.uint32(FIRST_BIN)) << np.uint32(BIN_SHIFT)
     return np.concatenate(([np.float32(0)], inner.view(np.float32), [np.finfo(np.float32).max])).astype(np.float32)
 
@@ -97,8 +96,7 @@ def _fill(row, mask, low_bits, counts):
 
 @compiled
 def _boundary(counts, place, above, wanted):
-    """Goes down from `place`, with `above` values over it; returns (bin of the wanted-th largest, values over that
-    bin)."""
+    """Goes down from `place`, with `above` values over it; returns (bin of the wanted-th largest, values over it)."""
     while above + counts[place] < wanted:
         above += counts[place]
         place -= 1

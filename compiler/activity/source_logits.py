@@ -23,8 +23,7 @@ class SourceLogits:
     """
 
     def __init__(self, model: Model, blocks: np.ndarray, threads: int = 1, title: str = "verify, source") -> None:
-        """Runs the model on `blocks` int32 [num_blocks, block_tokens], on so many cores; `title` begins its lines of
-        progress."""
+        """Runs the model on `blocks` int32 [num_blocks, block_tokens] on so many cores; `title` begins its progress."""
         from coldpress.compiler.activity.forward import LayerStream  # here, since it loads torch
 
         self._stream = LayerStream(model, threads)

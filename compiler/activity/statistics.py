@@ -91,8 +91,7 @@ def layer_record(
 
 
 def _in_layer_before(family: FamilyName, arrays: ArrayFile, before: ArrayFile | None) -> float | None:
-    """Returns the share of active units that are also active in the layer before; None unless unit i means the same in
-    both."""
+    """Share of active units that are active in the layer before, too; None unless unit i means the same in both."""
     if before is None or FAMILIES[family].axis != "hidden_size":
         return None
     bits, earlier = (load_arrays(file, "bits")["bits"] for file in (arrays, before))
@@ -101,8 +100,7 @@ def _in_layer_before(family: FamilyName, arrays: ArrayFile, before: ArrayFile | 
 
 
 def _across_layers(inputs: ArrayFile, num_tokens: int) -> tuple[float, tuple[TopPrecision, ...]]:
-    """Returns (mean cosine, precision of the largest inputs) with the layer before; all blocks have equally many
-    tokens."""
+    """(mean cosine, precision of the largest inputs) with the layer before; all blocks have equally many tokens."""
     arrays = load_arrays(inputs, "block_similarity", "top_shared")
     with RowReader(checked_path(inputs)) as reader:
         hidden_size = reader.shape("mlp_inputs")[1]
@@ -228,8 +226,7 @@ class _Collector:
 
     @contextmanager
     def _hidden(self, layer: int) -> "Iterator[Callable[[int, int], Tensor]]":
-        """Yields a function that reads the hidden states before the layer for some blocks, [stop - start, T,
-        hidden_size]."""
+        """Yields what reads the hidden states before the layer for some blocks, [stop - start, T, hidden_size]."""
         import torch
 
         if layer == 0:

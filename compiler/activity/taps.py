@@ -19,8 +19,7 @@ Change = Callable[["Tensor"], "Tensor | None"]
 
 
 def attach(layer: "nn.Module", modules: Modules, changes: Iterable[tuple[Signal, Change]]) -> None:
-    """Calls each change with its signal from now on, whenever `layer` runs; raises ColdpressError if such a layer lacks
-    the signal."""
+    """Calls each change with its signal whenever `layer` runs; raises ColdpressError if the layer lacks it."""
     for signal, change in changes:
         tap = modules.taps.get(signal)
         if tap is None:

@@ -343,8 +343,7 @@ def rope_parameters(modules: Modules, config: Any, kind: RotaryKind) -> Mapping[
 
 
 def _rotation(modules: Modules, config: Any) -> tuple[int, float]:
-    """Returns (rotary dimensions of a head, factor on cos and sin of the main kind); raises CheckpointError if another
-    kind has a factor, too."""
+    """(rotary dimensions, factor on cos and sin) of a head; raises CheckpointError if a kind besides main has one."""
     if not isinstance(config, Filled):
         found = rope(modules, config)
         for kind, (_, factor) in found.items():

@@ -20,8 +20,7 @@ from coldpress.schemas.model import MatrixRole, ModelSpec
 
 
 class Gate(nn.Linear):
-    """The router's matrix. Logits are float32 whatever the weights are, since a token's experts follow from their
-    order."""
+    """The router's matrix. Logits are always float32, since a token's experts follow from their order."""
 
     def forward(self, input: Tensor) -> Tensor:
         """[T, N] -> float32 [T, E]."""
@@ -45,8 +44,7 @@ class Expert(nn.Module):
 
 
 Lend = Callable[[Sequence[int], Sequence[str]], Iterator[tuple[int, Sequence[nn.Module]]]]
-"""Yields (number, matrices of these names) of the experts with these numbers; the matrices may be gone when the next
-one is asked for."""
+"""Yields (number, matrices of these names) of these experts; they may be gone when the next one is asked for."""
 
 Tokens = dict[int, Tensor]
 """Expert -> the tokens of the block that use it, int64 [n]; without those that no token uses."""

@@ -62,8 +62,7 @@ class Mixture(_common.Llama):
 
     NAMES: ClassVar[Names]
     STACKED: ClassVar[Mapping[str, _common.Place]] = MappingProxyType({})
-    """Tensors of an expert -> their places in tensors of all experts, which are named below a layer; empty if each has
-    tensors of its own."""
+    """Tensors of an expert -> their places in those of all experts below a layer; empty if each has its own."""
 
     def parameters(self, config: Any, spec: ModelSpec) -> dict[str, tuple[str, ...]]:
         attention = self.attention(config, spec)
@@ -148,8 +147,7 @@ def _settings(modules: _common.Modules, config: Any) -> Options:
 
 
 def layers_without(config: Any, dense: Collection[int]) -> dict[str, Any]:
-    """Returns the fields of a spec that say which layers have an MLP instead of experts; raises CheckpointError if all
-    layers do."""
+    """Fields of a spec for layers with an MLP instead of experts; raises CheckpointError if all layers have one."""
     found = tuple(layer for layer in range(config.num_hidden_layers) if layer in dense)
     if len(found) == config.num_hidden_layers:
         raise CheckpointError(

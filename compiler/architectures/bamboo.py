@@ -22,8 +22,7 @@ def adapt(layer: Any, _: ModelSpec) -> None:
 
 @functools.cache
 def _mlp_class() -> "type[nn.Module]":
-    """Returns Mistral's MLP with a separate activation for the up projection, so that hooks can tell it from the
-    gate's."""
+    """Mistral's MLP with a separate activation for the up projection, so that hooks can tell it from the gate's."""
     from transformers.activations import ACT2FN
     from transformers.models.mistral.modeling_mistral import MistralMLP
 

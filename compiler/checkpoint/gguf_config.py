@@ -31,8 +31,7 @@ GEMMA3_PATTERN = 6
 
 
 def source_config_of(model: GgufModel) -> dict[str, Any]:
-    """Returns the values of config.json; raises CheckpointError naming the key or tensor, what was found and
-    expected."""
+    """The values of config.json; raises CheckpointError naming key or tensor, what was found and what was expected."""
     kind = _model_type(model)
     theirs, ours = ARCHITECTURES[kind], load(PLUGINS, _common.Architecture, kind)
     found = _sizes(model, theirs) | _biases(model) | _experts(model, theirs) | _factors(model) | _layers(model, kind)

@@ -119,8 +119,7 @@ def _types(model: GgufModel) -> list[int]:
 
 
 def _id(model: GgufModel, name: str, count: int) -> int | None:
-    """Returns the id of a special token; None if the file has none, or one beyond the tokens, which llama.cpp
-    ignores."""
+    """The id of a special token; None if the file has none, or one beyond the tokens, which llama.cpp ignores."""
     found = model.values.get(f"{KEYS}{name}_token_id")
     if found is not None and type(found) is not int:
         raise model.refused(f"{KEYS}{name}_token_id is {short(found)}, expected a token's number")

@@ -101,8 +101,7 @@ class Listed:
 
 
 def listed(hub_id: str, revision: str | None) -> Listed:
-    """Asks for sizes and licence of a hub model without downloading any of its files; raises as `snapshot`, within
-    seconds."""
+    """Asks for sizes and licence of a hub model without downloading any file; raises as `snapshot`, within seconds."""
     from huggingface_hub import constants, try_to_load_from_cache
     from huggingface_hub.utils import filter_repo_objects
 
@@ -143,8 +142,7 @@ def snapshot(hub_id: str, revision: str | None, offline: bool, patterns: Sequenc
 
 
 def _snapshot(hub_id: str, revision: str | None, patterns: Sequence[str] | None, local_files_only: bool) -> Path:
-    """Calls huggingface_hub, which notices if a cached snapshot is partial; a second time where files are missing that
-    others stand in for."""
+    """Calls huggingface_hub, which notices partial snapshots; again where files lack that others stand in for."""
     import huggingface_hub
 
     def fetch(patterns: Sequence[str]) -> Path:
@@ -184,8 +182,7 @@ def commit_of(hub_id: str, revision: str, kind: Kind = "model") -> str:
 
 
 def _index(hub_id: str, revision: str | None, offline: bool, kind: Kind = "model") -> "ModelInfo | DatasetInfo | None":
-    """Returns the hub's index of a repository; None offline, or if the hub does not answer: asked once, while downloads
-    would retry."""
+    """The hub's index of a repository; None offline or without an answer: asked once, while downloads would retry."""
     import huggingface_hub
     from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
 

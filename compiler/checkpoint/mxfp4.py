@@ -22,8 +22,7 @@ DECODED_ROWS = 256
 
 
 def decode_bfloat16(blocks: np.ndarray, scales: np.ndarray) -> np.ndarray:
-    """Returns the bits of bfloat16 numbers, uint16 [rows, 32 * groups], from uint8 [rows, groups, 16] and [rows,
-    groups]."""
+    """uint8 [rows, groups, 16] and [rows, groups] -> the bits of bfloat16 numbers, uint16 [rows, 32 * groups]."""
     bits = np.empty((len(blocks), GROUP * blocks.shape[1]), np.uint16)
     for start in range(0, len(blocks), DECODED_ROWS):
         rows = slice(start, start + DECODED_ROWS)

@@ -13,8 +13,7 @@ POINTER_BYTES = len(POINTER)
 
 
 def refuse_pointer(name: str, data: bytes) -> None:
-    """Refuses the file `name` if its bytes begin as a pointer of git-lfs does; raises CheckpointError with what fetches
-    the file."""
+    """Refuses bytes that begin as a pointer of git-lfs does; raises CheckpointError with what fetches `name`."""
     if data.startswith(POINTER):
         raise CheckpointError(f"{name} is a pointer of git-lfs, not the file itself; run `git lfs pull` in its folder")
 

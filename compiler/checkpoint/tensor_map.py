@@ -37,8 +37,7 @@ FACTORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.
 
 
 def _find(located: Mapping[str, Located], name: str) -> Located | None:
-    """Returns a tensor by its full name, without the prefix, which models saved without their head lack, or by the name
-    that it once had."""
+    """Finds a tensor by its full name, its old one, or without the prefix, which models saved without a head lack."""
     return located.get(name) or located.get(name.partition(".")[2]) or located.get(OLD_NAMES.get(name, name))
 
 

@@ -96,8 +96,7 @@ def read_rows(model: Model, role: str, start: int, stop: int) -> np.ndarray:
 
 
 def codes_type(model: Model, role: str) -> str | None:
-    """Returns GGUF's type of a matrix's rows; None if they are not quantized, or stored otherwise than they are used.
-    Reads no file."""
+    """GGUF's type of a matrix's rows; None if not quantized, or stored otherwise than used. Reads no file."""
     source = model.tensors[role]
     return None if source.added or source.transposed else source.quantized
 

@@ -31,8 +31,7 @@ PRODUCT_SIZE, PRODUCT_ROUNDS = 768, 3
 def build_costs(
     source: Source, device: DeviceProfile, division: Sparsity, budgets: Sequence[int | str]
 ) -> dict[str, Figure]:
-    """Returns the costs of a build with this division of one of `budgets`; for an artifact, the costs of copying
-    it."""
+    """Costs of a build with this division of one of `budgets`; for an artifact, of copying it."""
     units = flash_bytes(division.families, source.model.spec, division.formats)
     written = units + division.budget.resident_bytes + division.budget.predictor_bytes
     if source.build is None:

@@ -168,8 +168,7 @@ class _Quoting:
         return replace(space, methods=(method,), densities=lambda *_: (density,), streams_attention=(False,))
 
     def _least_bytes(self) -> int:
-        """Returns the least DRAM that any candidate needs before it caches a unit: with one byte none fits, and each
-        says what it needs."""
+        """The least DRAM that a candidate needs before it caches a unit: with one byte none fits, and each says it."""
         nothing = self._searched(1, lambda space: replace(self._narrowed(space), caches=space.caches[:1]))
         needed = [one.needed_bytes for one in nothing.judged if one.needed_bytes is not None]
         needed += [one.needed_bytes for one in nothing.judge.refusals.values() if isinstance(one, OverBudgetError)]

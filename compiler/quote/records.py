@@ -8,8 +8,7 @@ from coldpress.schemas.layout import CacheName, KvCacheFormat
 from coldpress.schemas.sparsity import ByLayer, Tried
 
 Basis = Literal["measured", "same kind of model", "none"]
-"""Origin of the curves and signals that a quote stands on: this model's, those of a model of the same kind, or
-nobody's."""
+"""Origin of a quote's curves and signals: this model's, those of a model of the same kind, or nobody's."""
 
 
 class Figure(Record):

@@ -91,8 +91,7 @@ def find(named: str, keys: Mapping[str, str], folder: Path) -> Source:
 
 
 def _resolved(model: str, keys: Mapping[str, str], known: ModelReference | None = None) -> BuildConfig:
-    """Resolves a build on any device. A quote reads no text: which commit of a corpus a build would read does not
-    matter yet."""
+    """Resolves a build on any device. A quote reads no text, so that the commit of a corpus does not matter yet."""
     return resolve({"model": model, "device": "host", "corpus": "pydoc", **keys}, known)
 
 

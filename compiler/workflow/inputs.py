@@ -1,5 +1,4 @@
-"""Lists the outside files that a build depends on, as the rules name them: the checkpoint, the corpus, an importance
-matrix."""
+"""Lists the outside files of a build as the rules name them: the checkpoint, the corpus, an importance matrix."""
 
 import os
 import platform

@@ -199,8 +199,7 @@ def owners_of(option: str, chosen: Mapping[str, tuple[str, ...]] | None = None) 
 
 
 def unknown_key(name: str, chosen: Mapping[str, tuple[str, ...]]) -> ColdpressError:
-    """Returns the error about a key that this build does not have; `chosen` are the plug-ins that it may use, by
-    package."""
+    """The error about a key that this build does not have; `chosen` are the plug-ins that it may use, by package."""
     keys, owners = plugin_keys(), owners_of(name)
     if owners:
         listed = " and of ".join(f"{keys[package].name}={plugin}" for package, plugin in owners)

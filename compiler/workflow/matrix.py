@@ -75,8 +75,7 @@ def read_matrix(path: Path) -> Matrix:
 
 
 def cells(matrix: Matrix, folder: Path) -> list[Cell]:
-    """Returns the builds, ordered by model; models' folders are looked for in `folder`. Raises ColdpressError if two
-    builds have one name."""
+    """Lists the builds by model, whose folders are looked for in `folder`; raises ColdpressError if names repeat."""
     found: dict[str, Cell] = {}
     for entry in matrix.models:
         near = folder / entry.model
@@ -159,8 +158,7 @@ def selected(file: Path, only: str | None) -> list[Cell]:
 
 
 def check_together(builds: Mapping[str, BuildConfig]) -> None:
-    """Refuses builds that would overwrite each other's results, or that lie in two folders; raises ColdpressError
-    naming both builds."""
+    """Refuses builds that overwrite each other or lie in two folders; raises ColdpressError naming both."""
     places: dict[Path, str] = {}
     for name, build in builds.items():
         first = next(iter(builds))

@@ -103,8 +103,7 @@ def _resolved(found: Sequence[Cell]) -> tuple[dict[str, BuildConfig], dict[str, 
 
 
 def _differing(file: Path, builds: Mapping[str, BuildConfig], told: Sequence[str], update_lock: bool) -> dict[str, str]:
-    """Returns why builds are not made, by name, once weights and text were read; writes the lock file if there is none,
-    or new models."""
+    """Says by name why builds are not made, once weights and text were read; writes a new lock file, or new models."""
     path = lock_file(file)
     before = None if update_lock else read_lock(path)
     known = dict(before.models) if before else {}
@@ -217,8 +216,7 @@ def lock_file(matrix: Path) -> Path:
 
 
 def read_lock(path: Path) -> Lock | None:
-    """Reads a lock file; None if there is none. Raises ColdpressError if the file cannot be read, or is no lock
-    file."""
+    """Reads a lock file; None if there is none. Raises ColdpressError if it cannot be read, or is none."""
     try:
         return Lock.model_validate_json(path.read_bytes())
     except FileNotFoundError:
