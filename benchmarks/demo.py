@@ -22,7 +22,7 @@ from benchmarks.harness.places import ROOT
 from benchmarks.shared.builds import SHORT, build
 from coldpress.compiler.io import load_record
 from coldpress.compiler.run_command import PROGRAM
-from coldpress.compiler.workflow.summary import show
+from coldpress.compiler.workflow.ending import show
 from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.metrics import Metrics
 

@@ -99,7 +99,7 @@ def _run_matrix(flags: Build, file: Path, config: Mapping[str, str], told: Seque
         raise ColdpressError("--accept writes a file; name it with --accepted")
     if flags.dry_run:
         return _shown({"matrix": str(file)}, told, flags)
-    from coldpress.cli.matrix import run as matrix
+    from coldpress.cli import matrix
 
     with _beside_json(flags):
         code, results = matrix.run(

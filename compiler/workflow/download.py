@@ -6,9 +6,7 @@ preflight's own sums give the needs of the build.
 """
 
 import sys
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from coldpress.compiler.checkpoint.hub import cache_folder, listed, snapshot
@@ -17,6 +15,7 @@ from coldpress.compiler.checkpoint.shapes import read_shapes
 from coldpress.compiler.needs import Inputs
 from coldpress.compiler.stages.preflight import Download, PreflightConfig, check_download, check_shapes
 from coldpress.compiler.workflow.last_words import NOTE
+from coldpress.compiler.workflow.progress import repeating
 from coldpress.compiler.workflow.settings import CONFIG_FILE, BuildConfig, of_all_stages
 from coldpress.runtime.quantities import show_bytes
 
@@ -42,24 +41,14 @@ def download(config: BuildConfig, inputs: Inputs, ingested: Path, threads: int |
         snapshot(model.source, model.revision, offline=False)
 
 
-@contextmanager
-def _watched(hub_id: str, missing_bytes: int) -> Iterator[None]:
-    done = threading.Event()
-
+def _watched(hub_id: str, missing_bytes: int) -> AbstractContextManager[None]:
     def arrived() -> int:
         return sum(path.stat().st_size for path in cache_folder(hub_id).glob("blobs/*") if path.exists())
 
-    def watch(before: int) -> None:
-        while not done.wait(TOLD_S):
-            _tell(f"{show_bytes(arrived() - before)} of {show_bytes(missing_bytes)} have arrived")
-
-    watching = threading.Thread(target=watch, args=(arrived(),), daemon=True)
-    watching.start()
-    try:
-        yield
-    finally:
-        done.set()
-        watching.join()
+    before = arrived()
+    return repeating(
+        TOLD_S, lambda: _tell(f"{show_bytes(arrived() - before)} of {show_bytes(missing_bytes)} have arrived")
+    )
 
 
 def _tell(line: str) -> None:

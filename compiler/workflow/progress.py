@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -154,18 +154,28 @@ def shown(running: Running) -> Generator[Callable[[str], None]]:
         yield lambda line: console.print(Text(line), soft_wrap=True)
 
 
-@contextmanager
-def told_now_and_then(running: Running, every_s: float = PIPE_EVERY_S) -> Generator[None]:
+def told_now_and_then(running: Running, every_s: float = PIPE_EVERY_S) -> AbstractContextManager[None]:
     """Prints the progress of running jobs, where it is new, every so many seconds."""
-    ended, told = threading.Event(), set[str]()
+    told = set[str]()
 
     def tell() -> None:
-        while not ended.wait(every_s):
-            new = [line for line in running.progress() if line not in told]
-            told.update(new)
-            print(*(f"{'':9s} {line}" for line in new), sep="\n", end="\n" if new else "", flush=True)
+        new = [line for line in running.progress() if line not in told]
+        told.update(new)
+        print(*(f"{'':9s} {line}" for line in new), sep="\n", end="\n" if new else "", flush=True)
 
-    thread = threading.Thread(target=tell, daemon=True)
+    return repeating(every_s, tell)
+
+
+@contextmanager
+def repeating(every_s: float, do: Callable[[], object]) -> Generator[None]:
+    """Calls `do` every so many seconds, in a thread of its own, until the block ends."""
+    ended = threading.Event()
+
+    def repeat() -> None:
+        while not ended.wait(every_s):
+            do()
+
+    thread = threading.Thread(target=repeat, daemon=True)
     thread.start()
     try:
         yield

@@ -7,10 +7,9 @@ from xml.etree import ElementTree
 
 import pytest
 
+from coldpress.cli import matrix as gate
 from coldpress.cli.main import main
-from coldpress.cli.matrix import gate
-from coldpress.cli.matrix.results import BuildResult, MatrixResults, junit
-from coldpress.cli.matrix.run import lock_file, read_lock
+from coldpress.cli.matrix import BuildResult, MatrixResults, junit, lock_file, read_lock
 from coldpress.compiler.workflow.matrix import cells, read_matrix
 from coldpress.schemas.errors import ColdpressError
 from tests.support.models import write_corpus, write_model

@@ -1,4 +1,4 @@
-"""compiler/workflow/summary.py: the screen after a build, from the build's own records."""
+"""compiler/workflow/ending.py: the screen after a build, from the build's own records."""
 
 import shlex
 import sys
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from coldpress.compiler.io import load_record, save_record
-from coldpress.compiler.workflow import summary
+from coldpress.compiler.workflow import ending as summary
 from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.metrics import DenseRun, Metrics, Protocol, Sample, WholeInDram
 from coldpress.schemas.package import Export, Package

@@ -3,6 +3,10 @@
 All builds are one run of Snakemake, `snakemake --config matrix=FILE`, so that what they share is built once, a cluster
 gets all jobs at a time, and a second run does nothing. A build that is refused does not stop the others. The folder of
 the results has index.html, summary.json, junit.xml and changes.md.
+
+A gate holds builds to those that were accepted. A build is worse if its perplexity ratio rose, its modelled speed fell
+or its artifact grew by more than the tolerance, if it no longer builds, or if the same compiler made other bytes of the
+same inputs. What is better, new or gone is shown, and fails nothing.
 """
 
 import math
@@ -10,13 +14,12 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Literal, NamedTuple
+from xml.etree import ElementTree
 
 import jinja2
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
-from coldpress.cli.matrix import gate
-from coldpress.cli.matrix.gate import Finding
-from coldpress.cli.matrix.results import BuildResult, MatrixResults, junit
 from coldpress.compiler.io import load_record, replacing
 from coldpress.compiler.provenance import DECIDING, provenance, versions
 from coldpress.compiler.python_api import started
@@ -26,14 +29,70 @@ from coldpress.compiler.workflow.progress import follow
 from coldpress.compiler.workflow.settings import BuildConfig, resolve
 from coldpress.runtime.artifact.reader import open_artifact
 from coldpress.runtime.quantities import show_bytes
-from coldpress.schemas.base import Record
+from coldpress.schemas.base import Count, Record
 from coldpress.schemas.corpus import Corpus
 from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.metrics import Metrics
 from coldpress.schemas.model import Model
 
 FAILED, DONE = 1, 0
+FIGURES = ("ppl_ratio", "modelled_tokens_per_s", "artifact_bytes")
+TOLERANCES = {"ppl_ratio": 0.002, "modelled_tokens_per_s": 0.02, "artifact_bytes": 0.01}
+"""The share by which a figure may be worse: smaller changes are noise, or worth nobody's attention."""
+LARGER_IS_BETTER = {"modelled_tokens_per_s"}
+Verdict = Literal["worse", "better", "equal", "new", "gone"]
 Tell = Callable[[str], object]
+
+
+class BuildResult(Record):
+    name: str
+    exit_code: int
+    """0 for a finished build, whether or not anything had to be done."""
+    seconds: float
+    """Seconds from the start of all builds until this one was finished; 0 where nothing had to be done."""
+    refusal: str | None = None
+    """The sentence that the build ended with; None for a finished one."""
+    artifact: str | None = None
+    report: str | None = None
+    """Paths as seen from the summary's folder."""
+    manifest_sha256: str | None = None
+    inputs: dict[str, str] = Field(default={})
+    """Digests of weights, texts and settings, from the artifact."""
+    figures: dict[str, float] = Field(default={})
+    """By the names of `FIGURES`."""
+    errors: dict[str, float] = Field(default={})
+    """Standard errors of figures that have one."""
+
+
+class MatrixResults(Record):
+    """summary.json."""
+
+    compiler: str
+    """Version, and the commit of the checkout."""
+    versions: dict[str, str]
+    """Versions of the libraries that decide bytes."""
+    rows: tuple[BuildResult, ...]
+
+    @property
+    def num_failed(self) -> Count:
+        return sum(row.exit_code != 0 for row in self.rows)
+
+
+class Accepted(Record):
+    """accepted.json: the builds that others are held to."""
+
+    compiler: str
+    versions: dict[str, str]
+    builds: dict[str, BuildResult]
+
+
+class Finding(NamedTuple):
+    name: str
+    figure: str
+    before: str
+    now: str
+    verdict: Verdict
+    why: str = ""
 
 
 def run(
@@ -77,18 +136,18 @@ def run(
         for cell in found
     ]
     results = MatrixResults(compiler=provenance().compiler, versions=versions(DECIDING), rows=tuple(rows))
-    findings = gate.compare(results, known) if known else []
-    worse = gate.worse(findings)
-    changes = gate.markdown(findings) if known else "Nothing was accepted yet: see --accept.\n"
+    findings = compare(results, known) if known else []
+    sentences = worse(findings)
+    changes = markdown(findings) if known else "Nothing was accepted yet: see --accept.\n"
     _write(folder / "summary.json", results.to_json())
-    _write(folder / "junit.xml", junit(results, worse))
+    _write(folder / "junit.xml", junit(results, sentences))
     _write(folder / "index.html", index(results, findings))
     _write(folder / "changes.md", changes)
     if accept and accepted is not None:
-        _write(accepted, gate.accepted_of(results).to_json())
+        _write(accepted, accepted_of(results).to_json())
     tell(changes if known else f"{len(rows) - results.num_failed} of {len(rows)} builds are there")
     tell(f"{folder / 'index.html'}")
-    return FAILED if results.num_failed or worse else DONE, results
+    return FAILED if results.num_failed or sentences else DONE, results
 
 
 def _resolved(found: Sequence[Cell]) -> tuple[dict[str, BuildConfig], dict[str, str]]:
@@ -174,10 +233,10 @@ def _built(cell: Cell, build: BuildConfig, folder: Path, start_s: float) -> Buil
     )
 
 
-def _accepted(path: Path) -> gate.Accepted:
+def _accepted(path: Path) -> Accepted:
     """Reads the accepted builds: plain JSON, for people to review."""
     try:
-        return gate.Accepted.model_validate_json(path.read_bytes())
+        return Accepted.model_validate_json(path.read_bytes())
     except OSError as error:
         raise ColdpressError(f"{path}: {error.strerror}; write it with --accept") from error
     except ValidationError as error:
@@ -257,4 +316,95 @@ def index(results: MatrixResults, findings: list[Finding]) -> str:
     )
     environment.filters["bytes"] = lambda value: show_bytes(int(value))
     shown = [one for one in findings if one.verdict != "equal"]
-    return environment.get_template("index.html.j2").render(results=results, findings=shown)
+    return environment.get_template("matrix_page.html.j2").render(results=results, findings=shown)
+
+
+def accepted_of(results: MatrixResults) -> Accepted:
+    """Returns what later builds are held to: the finished ones."""
+    builds = {row.name: row.model_copy(update={"seconds": 0.0}) for row in results.rows if not row.exit_code}
+    return Accepted(compiler=results.compiler, versions=results.versions, builds=builds)
+
+
+def compare(results: MatrixResults, accepted: Accepted) -> list[Finding]:
+    """Returns what differs, build by build, in the order of the results; then what is gone."""
+    found: list[Finding] = []
+    for row in results.rows:
+        before = accepted.builds.get(row.name)
+        if before is None:
+            found.append(Finding(row.name, "build", "", "failed" if row.exit_code else "built", "new"))
+        elif row.exit_code:
+            found.append(Finding(row.name, "build", "built", row.refusal or "failed", "worse"))
+        else:
+            found += _figures(row, before, _why(row, before, results, accepted))
+    names = {row.name for row in results.rows}
+    return found + [Finding(name, "build", "built", "", "gone") for name in accepted.builds if name not in names]
+
+
+def worse(findings: list[Finding]) -> dict[str, str]:
+    """Returns a sentence for each build that is worse."""
+    found: dict[str, str] = {}
+    for one in findings:
+        if one.verdict == "worse":
+            sentence = f"{one.figure} was {one.before}, now {one.now}" + (f" ({one.why})" if one.why else "")
+            found[one.name] = f"{found[one.name]}; {sentence}" if one.name in found else sentence
+    return found
+
+
+def markdown(findings: list[Finding]) -> str:
+    """Returns the findings as a table in Markdown, the worse ones first; equal figures are left out."""
+    shown = sorted((one for one in findings if one.verdict != "equal"), key=lambda one: one.verdict != "worse")
+    if not shown:
+        return "All builds are as they were accepted.\n"
+    rows = [
+        f"| {one.verdict} | {one.name} | {one.figure} | {one.before} | {one.now} | {one.why} |".replace("\n", " ")
+        for one in shown
+    ]
+    return "\n".join(["| | build | figure | accepted | now | why |", "|---|---|---|---|---|---|", *rows, ""])
+
+
+def _figures(row: BuildResult, before: BuildResult, why: str) -> list[Finding]:
+    found: list[Finding] = []
+    for name in FIGURES:
+        old, new = before.figures[name], row.figures[name]
+        change = (new - old) / old if old else 0.0
+        loss = -change if name in LARGER_IS_BETTER else change
+        noise = max(TOLERANCES[name], (before.errors.get(name, 0.0) + row.errors.get(name, 0.0)) / old if old else 0.0)
+        verdict: Verdict = "worse" if loss > noise else "better" if loss < -noise else "equal"
+        found.append(Finding(row.name, name, f"{old:.6g}", f"{new:.6g}", verdict, why))
+    same = row.manifest_sha256 == before.manifest_sha256
+    is_unexplained = not same and why == SAME
+    old_id, new_id = ((one.manifest_sha256 or "")[:12] for one in (before, row))
+    found.append(Finding(row.name, "bytes", old_id, new_id, "worse" if is_unexplained else "equal", why))
+    return found
+
+
+SAME = "nothing that is known has changed"
+
+
+def _why(row: BuildResult, before: BuildResult, results: MatrixResults, accepted: Accepted) -> str:
+    names = sorted({*row.inputs, *before.inputs})
+    changed = [f"another {name}" for name in names if row.inputs.get(name) != before.inputs.get(name)]
+    if results.compiler != accepted.compiler:
+        changed.append(f"compiler {accepted.compiler} became {results.compiler}")
+    changed += [
+        f"{name} {accepted.versions.get(name, 'none')} became {results.versions.get(name, 'none')}"
+        for name in sorted({*results.versions, *accepted.versions})
+        if results.versions.get(name) != accepted.versions.get(name)
+    ]
+    return "; ".join(changed) or SAME
+
+
+def junit(results: MatrixResults, worse: Mapping[str, str]) -> str:
+    """Returns the results as JUnit's XML: a build is a test that fails if it was refused, or if the gate finds it
+    worse; `worse` has the gate's sentences by build."""
+    suite = ElementTree.Element("testsuite", name="coldpress build --matrix", tests=str(len(results.rows)))
+    failures = 0
+    for row in results.rows:
+        case = ElementTree.SubElement(suite, "testcase", name=row.name, time=f"{row.seconds:.1f}")
+        why = row.refusal or worse.get(row.name)
+        if row.exit_code or why:
+            failures += 1
+            ElementTree.SubElement(case, "failure", message=why or f"exit code {row.exit_code}")
+    suite.set("failures", str(failures))
+    ElementTree.indent(suite)
+    return ElementTree.tostring(suite, encoding="unicode") + "\n"
