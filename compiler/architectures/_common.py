@@ -199,7 +199,11 @@ class Llama(Architecture):
     KEYS = LLAMA_KEYS
 
     def spec(self, config: Any) -> ModelSpec:
-        return llama_spec(self.MODULES, config)
+        return llama_spec(self.MODULES, config, **self.own(config))
+
+    def own(self, config: Any) -> dict[str, Any]:
+        """The fields of a spec that differ from Llama's; raises CheckpointError for what the runtime cannot compute."""
+        return {}
 
     def parameters(self, config: Any, spec: ModelSpec) -> dict[str, tuple[str, ...]]:
         return llama_parameters(spec, self.biases(config, spec), self.qk_norm(config))

@@ -61,8 +61,13 @@ class Mixture(_common.Llama):
     """Llama's arithmetic and names with experts in place of the MLP."""
 
     NAMES: ClassVar[Names]
+    NUM_EXPERTS: ClassVar[str] = "num_experts"
+    """The key that has the number of experts."""
     STACKED: ClassVar[Mapping[str, _common.Place]] = MappingProxyType({})
     """Tensors of an expert -> their places in those of all experts below a layer; empty if each has its own."""
+
+    def spec(self, config: Any) -> ModelSpec:
+        return mixture_spec(self.MODULES, config, self.NUM_EXPERTS, **self.own(config))
 
     def parameters(self, config: Any, spec: ModelSpec) -> dict[str, tuple[str, ...]]:
         attention = self.attention(config, spec)

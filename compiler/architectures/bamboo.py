@@ -47,10 +47,10 @@ class Plugin(_common.Llama):
         own_code="Bamboo",
     )
 
-    def spec(self, config: Any) -> ModelSpec:
+    def own(self, config: Any) -> dict[str, Any]:
         if config.hidden_act != "relu":
             raise CheckpointError(
                 f"config.json: hidden_act is {config.hidden_act!r} in a model of type bamboo, expected 'relu' "
                 "for both gate and up"
             )
-        return _common.llama_spec(self.MODULES, config, config.sliding_window, model_type="bamboo", hidden_act="drelu")
+        return {"sliding_window": config.sliding_window, "model_type": "bamboo", "hidden_act": "drelu"}

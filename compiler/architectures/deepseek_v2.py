@@ -11,7 +11,6 @@ from coldpress.compiler.architectures import _common, _experts
 from coldpress.schemas.errors import CheckpointError
 from coldpress.schemas.model import ModelSpec, block_norms
 
-NAMES = _experts.Names(shared="shared_experts")
 METHODS = ("greedy", "group_limited_greedy")
 EXPECTED = {"norm_topk_prob": False, "mlp_bias": False}
 """Keys with the only value that is supported: transformers ignores the first, and no published model has the second."""
@@ -37,34 +36,32 @@ class Plugin(_experts.Mixture):
         "first_k_dense_replace",
         "norm_topk_prob",
     }
-    NAMES = NAMES
+    NAMES = _experts.Names(shared="shared_experts")
+    NUM_EXPERTS = "n_routed_experts"
     MODULES = _experts.modules("DeepseekV2", NAMES)
 
     def complete(self, config: Any) -> None:
         """Adds the rotated part of a head, from which transformers makes the frequencies."""
         config.head_dim = config.qk_rope_head_dim
 
-    def spec(self, config: Any) -> ModelSpec:
+    def own(self, config: Any) -> dict[str, Any]:
         _check(config)
         whole = {} if config.topk_method == METHODS[1] else {"num_expert_groups": 1, "num_expert_groups_per_tok": 1}
-        return _experts.mixture_spec(
-            self.MODULES,
-            config,
-            "n_routed_experts",
-            intermediate_size=config.moe_intermediate_size,
-            num_key_value_heads=1,
-            head_dim=config.kv_lora_rank + config.qk_rope_head_dim,
-            kv_lora_rank=config.kv_lora_rank,
-            q_lora_rank=config.q_lora_rank or 0,
-            qk_nope_head_dim=config.qk_nope_head_dim,
-            v_head_dim=config.v_head_dim,
-            attention_scale=_scale(config),
-            rotary_pairs="neighbours",
-            router_normed=False,
-            shared_intermediate_size=config.moe_intermediate_size * config.n_shared_experts,
+        return {
+            "intermediate_size": config.moe_intermediate_size,
+            "num_key_value_heads": 1,
+            "head_dim": config.kv_lora_rank + config.qk_rope_head_dim,
+            "kv_lora_rank": config.kv_lora_rank,
+            "q_lora_rank": config.q_lora_rank or 0,
+            "qk_nope_head_dim": config.qk_nope_head_dim,
+            "v_head_dim": config.v_head_dim,
+            "attention_scale": _scale(config),
+            "rotary_pairs": "neighbours",
+            "router_normed": False,
+            "shared_intermediate_size": config.moe_intermediate_size * config.n_shared_experts,
             **whole,
             **_experts.layers_without(config, range(config.first_k_dense_replace)),
-        )
+        }
 
     def attention(self, config: Any, spec: ModelSpec) -> dict[str, str]:
         roles = {

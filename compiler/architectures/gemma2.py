@@ -8,7 +8,6 @@ from typing import Any
 
 from coldpress.compiler.architectures import _common
 from coldpress.schemas.errors import CheckpointError
-from coldpress.schemas.model import ModelSpec
 
 KEYS = (_common.LLAMA_KEYS - {"hidden_act"}) | {
     "hidden_activation",
@@ -28,20 +27,20 @@ def gemma_modules(prefix: str, **own: Any) -> _common.Modules:
     return _common.llama_modules(prefix, **keys, **own)
 
 
-def gemma_spec(modules: _common.Modules, config: Any, **own: Any) -> ModelSpec:
-    """The spec of a Gemma from the second generation on; refuses bidirectional attention with a CheckpointError."""
+def gemma_fields(config: Any) -> dict[str, Any]:
+    """The fields of a Gemma from the second generation on; refuses bidirectional attention with a CheckpointError."""
     if config.use_bidirectional_attention:
         raise CheckpointError("config.json: use_bidirectional_attention is not supported, expected false")
     scalar, softcap = config.query_pre_attn_scalar, config.final_logit_softcapping
     head_dim = config.head_dim or config.hidden_size // config.num_attention_heads
-    fields: dict[str, Any] = {
+    return {
+        **_common.windows(config),
         "norm": "rms_norm_1p",
         "norm_placement": "around",
         "attention_scale": None if scalar == head_dim else scalar**-0.5,
         "logits_softcap": None if softcap is None else float(softcap),
         "embedding_multiplier": config.hidden_size**0.5,
     }
-    return _common.llama_spec(modules, config, **_common.windows(config), **{**fields, **own})
 
 
 class Plugin(_common.Llama):
@@ -53,6 +52,6 @@ class Plugin(_common.Llama):
             kinds = ("sliding_attention", "full_attention")
             config.layer_types = [kinds[layer % 2] for layer in range(config.num_hidden_layers)]
 
-    def spec(self, config: Any) -> ModelSpec:
+    def own(self, config: Any) -> dict[str, Any]:
         softcap = config.attn_logit_softcapping
-        return gemma_spec(self.MODULES, config, attention_softcap=None if softcap is None else float(softcap))
+        return gemma_fields(config) | {"attention_softcap": None if softcap is None else float(softcap)}

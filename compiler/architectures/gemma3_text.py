@@ -6,7 +6,7 @@ from typing import Any
 
 from coldpress.compiler.architectures import _common, gemma2
 from coldpress.schemas.errors import CheckpointError
-from coldpress.schemas.model import ModelSpec, RotaryKind
+from coldpress.schemas.model import RotaryKind
 
 DEFAULT_PATTERN = 6
 ROTARY: dict[RotaryKind, str] = {"main": "full_attention", "local": "sliding_attention"}
@@ -23,7 +23,7 @@ class Plugin(_common.Llama):
             kinds = ("full_attention", "sliding_attention")
             config.layer_types = [kinds[(layer + 1) % pattern > 0] for layer in range(config.num_hidden_layers)]
 
-    def spec(self, config: Any) -> ModelSpec:
+    def own(self, config: Any) -> dict[str, Any]:
         if config.attn_logit_softcapping is not None:
             raise CheckpointError(
                 f"config.json: attn_logit_softcapping is {config.attn_logit_softcapping} in a model of type "
@@ -31,7 +31,7 @@ class Plugin(_common.Llama):
             )
         of_type = {layers: kind for kind, layers in ROTARY.items()}
         kinds = tuple(of_type[layers] for layers in config.layer_types)
-        return gemma2.gemma_spec(self.MODULES, config, layer_rotary=kinds if "local" in kinds else ())
+        return gemma2.gemma_fields(config) | {"layer_rotary": kinds if "local" in kinds else ()}
 
     def qk_norm(self, config: Any) -> bool:
         return True

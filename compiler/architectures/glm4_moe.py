@@ -10,8 +10,6 @@ from typing import Any
 from coldpress.compiler.architectures import _common, _experts
 from coldpress.schemas.model import ModelSpec
 
-NAMES = _experts.Names(correction="e_score_correction_bias", shared="shared_experts")
-
 
 class Plugin(_experts.Mixture):
     KEYS = _common.LLAMA_KEYS | {
@@ -30,18 +28,16 @@ class Plugin(_experts.Mixture):
         "num_nextn_predict_layers",
     }
     DEFAULTS = MappingProxyType({"partial_rotary_factor": 0.5, "num_nextn_predict_layers": 1})
-    NAMES = NAMES
+    NAMES = _experts.Names(correction="e_score_correction_bias", shared="shared_experts")
+    NUM_EXPERTS = "n_routed_experts"
     MODULES = _experts.modules("Glm4Moe", NAMES, "sigmoid", partial_rotary=True)
 
-    def spec(self, config: Any) -> ModelSpec:
-        return _experts.mixture_spec(
-            self.MODULES,
-            config,
-            "n_routed_experts",
-            intermediate_size=config.moe_intermediate_size,
-            shared_intermediate_size=config.moe_intermediate_size * config.n_shared_experts,
+    def own(self, config: Any) -> dict[str, Any]:
+        return {
+            "intermediate_size": config.moe_intermediate_size,
+            "shared_intermediate_size": config.moe_intermediate_size * config.n_shared_experts,
             **_experts.layers_without(config, range(config.first_k_dense_replace)),
-        )
+        }
 
     def qk_norm(self, config: Any) -> bool:
         return config.use_qk_norm

@@ -46,6 +46,7 @@ class Plugin(_experts.Mixture):
     DEFAULTS = MappingProxyType({"rope_parameters": YARN})
     PACKED = "mxfp4"
     NAMES = NAMES
+    NUM_EXPERTS = "num_local_experts"
     STACKED = MappingProxyType(
         {
             "gate_proj.weight": _common.Place(BOTH, num_parts=2, interleaved=True, transposed=True, packed=True),
@@ -64,19 +65,16 @@ class Plugin(_experts.Mixture):
             kinds = ("sliding_attention", "full_attention")
             config.layer_types = [kinds[layer % 2] for layer in range(config.num_hidden_layers)]
 
-    def spec(self, config: Any) -> ModelSpec:
+    def own(self, config: Any) -> dict[str, Any]:
         wanted = {"hidden_act": (config.hidden_act, "silu"), "swiglu_alpha": (config.swiglu_alpha, SWIGLU_ALPHA)}
         for key, (found, expected) in wanted.items():
             if found != expected:
                 raise CheckpointError(
                     f"config.json: {key} is {found!r} in a model of type gpt_oss, expected {expected!r}"
                 )
-        return _experts.mixture_spec(
-            self.MODULES,
-            config,
-            "num_local_experts",
-            hidden_act="swiglu_oai",
-            activation_threshold=float(config.swiglu_limit),
-            attention_sinks=True,
+        return {
+            "hidden_act": "swiglu_oai",
+            "activation_threshold": float(config.swiglu_limit),
+            "attention_sinks": True,
             **_common.windows(config),
-        )
+        }

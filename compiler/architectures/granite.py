@@ -3,7 +3,6 @@
 from typing import Any
 
 from coldpress.compiler.architectures import _common
-from coldpress.schemas.model import ModelSpec
 
 MULTIPLIERS = frozenset(("embedding_multiplier", "attention_multiplier", "residual_multiplier", "logits_scaling"))
 
@@ -21,5 +20,5 @@ class Plugin(_common.Llama):
     KEYS = _common.LLAMA_KEYS | {"head_dim", "attention_bias", "mlp_bias"} | MULTIPLIERS
     MODULES = _common.llama_modules("Granite")
 
-    def spec(self, config: Any) -> ModelSpec:
-        return _common.llama_spec(self.MODULES, config, **granite_fields(config))
+    def own(self, config: Any) -> dict[str, Any]:
+        return granite_fields(config)

@@ -13,6 +13,7 @@ BOTH = "block_sparse_moe.input_linear.weight"
 class Plugin(_experts.Mixture):
     KEYS = granite.MULTIPLIERS | _common.LLAMA_KEYS | {"attention_bias", "num_local_experts", "num_experts_per_tok"}
     NAMES = NAMES
+    NUM_EXPERTS = "num_local_experts"
     STACKED = MappingProxyType(
         {
             "gate_proj.weight": _common.Place(BOTH, num_parts=2),
@@ -22,8 +23,8 @@ class Plugin(_experts.Mixture):
     )
     MODULES = _experts.modules("GraniteMoe", NAMES)
 
-    def spec(self, config: Any) -> ModelSpec:
-        return _experts.mixture_spec(self.MODULES, config, "num_local_experts", **granite.granite_fields(config))
+    def own(self, config: Any) -> dict[str, Any]:
+        return granite.granite_fields(config)
 
     def places(self, spec: ModelSpec) -> dict[str, _common.Place]:
         routers = {

@@ -3,12 +3,11 @@
 from typing import Any
 
 from coldpress.compiler.architectures import _common
-from coldpress.schemas.model import ModelSpec
 
 
 class Plugin(_common.Llama):
     KEYS = _common.LLAMA_KEYS | {"head_dim", "sliding_window"}
     MODULES = _common.llama_modules("Mistral")
 
-    def spec(self, config: Any) -> ModelSpec:
-        return _common.llama_spec(self.MODULES, config, config.sliding_window)
+    def own(self, config: Any) -> dict[str, Any]:
+        return {"sliding_window": config.sliding_window}

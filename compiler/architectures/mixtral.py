@@ -4,15 +4,13 @@ names of the published checkpoints; newer versions of transformers write them, t
 from typing import Any
 
 from coldpress.compiler.architectures import _common, _experts
-from coldpress.schemas.model import ModelSpec
-
-NAMES = _experts.Names("block_sparse_moe", matrices={"gate_proj": "w1", "down_proj": "w2", "up_proj": "w3"})
 
 
 class Plugin(_experts.Mixture):
     KEYS = _common.LLAMA_KEYS | {"head_dim", "sliding_window", "num_local_experts", "num_experts_per_tok"}
-    NAMES = NAMES
+    NAMES = _experts.Names("block_sparse_moe", matrices={"gate_proj": "w1", "down_proj": "w2", "up_proj": "w3"})
+    NUM_EXPERTS = "num_local_experts"
     MODULES = _experts.modules("Mixtral", NAMES)
 
-    def spec(self, config: Any) -> ModelSpec:
-        return _experts.mixture_spec(self.MODULES, config, "num_local_experts", sliding_window=config.sliding_window)
+    def own(self, config: Any) -> dict[str, Any]:
+        return {"sliding_window": config.sliding_window}

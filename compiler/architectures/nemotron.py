@@ -4,7 +4,6 @@ from types import MappingProxyType
 from typing import Any
 
 from coldpress.compiler.architectures import _common
-from coldpress.schemas.model import ModelSpec
 
 
 class Plugin(_common.Llama):
@@ -12,6 +11,5 @@ class Plugin(_common.Llama):
     DEFAULTS = MappingProxyType({"partial_rotary_factor": 0.5})
     MODULES = _common.llama_modules("Nemotron", gated=False, activation="relu2", partial_rotary=True)
 
-    def spec(self, config: Any) -> ModelSpec:
-        own = {"gated_mlp": False, "norm": "layer_norm_1p", "norm_eps": config.norm_eps}
-        return _common.llama_spec(self.MODULES, config, **own)
+    def own(self, config: Any) -> dict[str, Any]:
+        return {"gated_mlp": False, "norm": "layer_norm_1p", "norm_eps": config.norm_eps}

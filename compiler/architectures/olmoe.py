@@ -4,20 +4,17 @@ from typing import Any
 
 from coldpress.compiler.architectures import _common, _experts
 from coldpress.schemas.errors import CheckpointError
-from coldpress.schemas.model import ModelSpec
-
-NAMES = _experts.Names()
 
 
 class Plugin(_experts.Mixture):
     KEYS = _common.LLAMA_KEYS | {"attention_bias", "clip_qkv", "num_experts", "num_experts_per_tok", "norm_topk_prob"}
-    NAMES = NAMES
+    NAMES = _experts.Names()
     MODULES = _experts.modules("Olmoe", NAMES)
 
-    def spec(self, config: Any) -> ModelSpec:
+    def own(self, config: Any) -> dict[str, Any]:
         if config.clip_qkv is not None:
             raise CheckpointError(f"config.json: clip_qkv is {config.clip_qkv}, which is not supported, expected null")
-        return _experts.mixture_spec(self.MODULES, config, qk_norm="width")
+        return {"qk_norm": "width"}
 
     def qk_norm(self, config: Any) -> bool:
         return True

@@ -19,8 +19,8 @@ class Plugin(_common.Llama):
         partial_rotary=True,
     )
 
-    def spec(self, config: Any) -> ModelSpec:
-        return _common.llama_spec(self.MODULES, config, config.sliding_window)
+    def own(self, config: Any) -> dict[str, Any]:
+        return {"sliding_window": config.sliding_window}
 
     def parameters(self, config: Any, spec: ModelSpec) -> dict[str, tuple[str, ...]]:
         layer = {

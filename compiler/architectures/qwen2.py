@@ -18,8 +18,8 @@ class Plugin(_common.Llama):
             kinds = ("full_attention", "sliding_attention")
             config.layer_types = [kinds[layer >= first] for layer in range(config.num_hidden_layers)]
 
-    def spec(self, config: Any) -> ModelSpec:
-        return _common.llama_spec(self.MODULES, config, **_common.windows(config))
+    def own(self, config: Any) -> dict[str, Any]:
+        return _common.windows(config)
 
     def biases(self, config: Any, spec: ModelSpec) -> tuple[str, ...]:
         return ("q_proj", "k_proj", "v_proj")

@@ -6,8 +6,6 @@ from coldpress.compiler.architectures import _common, _experts
 from coldpress.schemas.errors import CheckpointError
 from coldpress.schemas.model import ModelSpec
 
-NAMES = _experts.Names(shared="shared_expert", shared_gate="shared_expert_gate")
-
 
 class Plugin(_experts.Mixture):
     KEYS = _common.LLAMA_KEYS | {
@@ -25,27 +23,25 @@ class Plugin(_experts.Mixture):
         "num_experts_per_tok",
         "norm_topk_prob",
     }
-    NAMES = NAMES
+    NAMES = _experts.Names(shared="shared_expert", shared_gate="shared_expert_gate")
     MODULES = _experts.modules("Qwen2Moe", NAMES)
 
     def complete(self, config: Any) -> None:
         if not config.use_sliding_window:
             config.sliding_window = None
 
-    def spec(self, config: Any) -> ModelSpec:
+    def own(self, config: Any) -> dict[str, Any]:
         types = getattr(config, "layer_types", None) or _usual_types(config)
         if "sliding_attention" in types and not config.use_sliding_window:
             raise CheckpointError(
                 "config.json: layer_types names sliding_attention and use_sliding_window is false, expected true"
             )
-        return _experts.mixture_spec(
-            self.MODULES,
-            config,
-            intermediate_size=config.moe_intermediate_size,
-            shared_intermediate_size=config.shared_expert_intermediate_size,
+        return {
+            "intermediate_size": config.moe_intermediate_size,
+            "shared_intermediate_size": config.shared_expert_intermediate_size,
             **_common.windows(config, types),
             **_experts.stepped_layers(config),
-        )
+        }
 
     def biases(self, config: Any, spec: ModelSpec) -> tuple[str, ...]:
         return ("q_proj", "k_proj", "v_proj") if config.qkv_bias else ()

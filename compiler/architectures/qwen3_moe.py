@@ -3,9 +3,6 @@
 from typing import Any
 
 from coldpress.compiler.architectures import _common, _experts
-from coldpress.schemas.model import ModelSpec
-
-NAMES = _experts.Names()
 
 
 class Plugin(_experts.Mixture):
@@ -21,21 +18,19 @@ class Plugin(_experts.Mixture):
         "num_experts_per_tok",
         "norm_topk_prob",
     }
-    NAMES = NAMES
+    NAMES = _experts.Names()
     MODULES = _experts.modules("Qwen3Moe", NAMES)
 
     def complete(self, config: Any) -> None:
         if not config.use_sliding_window:
             config.sliding_window = None
 
-    def spec(self, config: Any) -> ModelSpec:
-        return _experts.mixture_spec(
-            self.MODULES,
-            config,
-            sliding_window=config.sliding_window,
-            intermediate_size=config.moe_intermediate_size,
+    def own(self, config: Any) -> dict[str, Any]:
+        return {
+            "sliding_window": config.sliding_window,
+            "intermediate_size": config.moe_intermediate_size,
             **_experts.stepped_layers(config),
-        )
+        }
 
     def qk_norm(self, config: Any) -> bool:
         return True

@@ -3,7 +3,7 @@
 from typing import Any
 
 from coldpress.compiler.architectures import _common
-from coldpress.schemas.model import ModelSpec, RotaryKind
+from coldpress.schemas.model import RotaryKind
 
 
 class Plugin(_common.Llama):
@@ -28,8 +28,7 @@ class Plugin(_common.Llama):
             kinds = ("full_attention", "sliding_attention")
             config.layer_types = [kinds[windowed and not rotates] for rotates in config.no_rope_layers[:count]]
 
-    def spec(self, config: Any) -> ModelSpec:
+    def own(self, config: Any) -> dict[str, Any]:
         flags = config.no_rope_layers[: config.num_hidden_layers]
         kinds = tuple[RotaryKind, ...]("main" if rotates else "none" for rotates in flags)
-        own: dict[str, Any] = {"layer_rotary": kinds if "none" in kinds else ()}
-        return _common.llama_spec(self.MODULES, config, **_common.windows(config), **own)
+        return _common.windows(config) | {"layer_rotary": kinds if "none" in kinds else ()}

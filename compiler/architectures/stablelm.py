@@ -18,14 +18,13 @@ class Plugin(_common.Llama):
     DEFAULTS = MappingProxyType({"partial_rotary_factor": 0.25})
     MODULES = _common.llama_modules("StableLm", partial_rotary=True)
 
-    def spec(self, config: Any) -> ModelSpec:
-        own: dict[str, Any] = {
+    def own(self, config: Any) -> dict[str, Any]:
+        return {
             "norm": "layer_norm",
             "norm_eps": config.layer_norm_eps,
             "residual": "parallel_shared" if config.use_parallel_residual else "sequential",
             "qk_norm": "heads" if config.qk_layernorm else "head",
         }
-        return _common.llama_spec(self.MODULES, config, **own)
 
     def parameters(self, config: Any, spec: ModelSpec) -> dict[str, tuple[str, ...]]:
         biased = ("q_proj", "k_proj", "v_proj") if config.use_qkv_bias else ()

@@ -20,11 +20,11 @@ from coldpress.compiler.checkpoint.source_json import read_object
 from coldpress.compiler.checkpoint.source_tokenizer import MAX_SETTINGS_BYTES, SETTINGS, TOKENIZER
 from coldpress.compiler.checkpoint.weight_files import (
     INDEX,
-    MAX_INDEX_BYTES,
     MAX_SHARDS,
     WEIGHTS,
     is_there,
     regular_file,
+    weight_map_in,
 )
 from coldpress.compiler.io import digest, make_folder, own_cache, replacing, sha256_of
 from coldpress.schemas.errors import CheckpointError, clipped
@@ -89,10 +89,8 @@ def _convert_weights(folder: Path, target: Path) -> None:
     if is_there(folder, PICKLE):
         shards = [PICKLE]
     else:
-        named = read_object(regular_file(folder, PICKLE_INDEX), MAX_INDEX_BYTES).get("weight_map")
-        if not isinstance(named, dict) or not all(isinstance(file, str) for file in named.values()):
-            raise CheckpointError(f"{PICKLE_INDEX}: weight_map is missing or not a map of texts")
-        weight_map, shards = named, sorted(set(named.values()))
+        weight_map = weight_map_in(regular_file(folder, PICKLE_INDEX))
+        shards = sorted(set(weight_map.values()))
         wrong = [name for name in shards if not SHARD.fullmatch(name)]
         if wrong or not 0 < len(shards) <= MAX_SHARDS:
             raise CheckpointError(

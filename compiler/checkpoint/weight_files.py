@@ -167,10 +167,16 @@ def _nothing(folder: Path) -> CheckpointError:
     return CheckpointError(f"the checkpoint needs {WEIGHTS} or {INDEX} with its shards, {text}")
 
 
-def _weight_map(index: Path) -> dict[str, str]:
-    weight_map = read_object(index, MAX_INDEX_BYTES).get("weight_map")
-    if not isinstance(weight_map, dict) or not all(isinstance(file, str) for file in weight_map.values()):
+def weight_map_in(index: Path) -> dict[str, str]:
+    """Reads tensor -> file from an index; raises CheckpointError if it has no such map."""
+    found = read_object(index, MAX_INDEX_BYTES).get("weight_map")
+    if not isinstance(found, dict) or not all(isinstance(file, str) for file in found.values()):
         raise CheckpointError(f"{index.name}: weight_map is missing or not a map of texts")
+    return found
+
+
+def _weight_map(index: Path) -> dict[str, str]:
+    weight_map = weight_map_in(index)
     files = set(weight_map.values())
     if not files or len(files) > MAX_SHARDS:
         raise CheckpointError(f"{index.name}: {len(files)} shards, expected 1 to {MAX_SHARDS}")

@@ -131,18 +131,13 @@ def depth_of(points: Sequence[Point]) -> int:
     return min(depth for depth, rate in rates.items() if rate >= DEPTH_SUFFICES * max(rates.values()))
 
 
-def _touched_buffer() -> np.ndarray:
-    """Returns room for the reads of a round, its pages touched so that no page fault is measured."""
-    buffer = _native.aligned_buffer(max(ROUND_BYTES, READ_SIZES[-1]))
-    buffer[::PAGE_BYTES] = 1
-    return buffer
-
-
 @contextmanager
 def sample(folder: Path, file_bytes: int) -> Iterator["Reader"]:
     """Yields a reader of a temporary file of random bytes; raises as `measure_flash`."""
     with _random_file(folder, file_bytes) as (descriptor, checksums):
-        yield Reader(descriptor, file_bytes, checksums, _touched_buffer())
+        buffer = _native.aligned_buffer(max(ROUND_BYTES, READ_SIZES[-1]))
+        buffer[::PAGE_BYTES] = 1  # touches each page, so that no page fault is measured
+        yield Reader(descriptor, file_bytes, checksums, buffer)
 
 
 @dataclass(frozen=True)
