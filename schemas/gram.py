@@ -31,7 +31,7 @@ def measured_roles(spec: ModelSpec) -> frozenset[str]:
     return frozenset(spec.attention_roles if spec.is_mixture else INPUT_OF)
 
 
-class LayerGram(Record):
+class LayerArrays(Record):
     layer: Count
     arrays: ArrayFile
 
@@ -42,18 +42,13 @@ class GramMatrices(Record):
     num_tokens: PositiveCount
     weights_sha256: Sha256
     """Digest of the weights that ran (`Model.weights_sha256`)."""
-    layers: tuple[LayerGram, ...]
-
-
-class LayerImportance(Record):
-    layer: Count
-    arrays: ArrayFile
+    layers: tuple[LayerArrays, ...]
 
 
 class Importance(Record):
     """The result of `importance`: one entry per layer, in the order of layer numbers."""
 
     imatrix_sha256: Sha256
-    layers: tuple[LayerImportance, ...]
+    layers: tuple[LayerArrays, ...]
     shared: ArrayFile | None
     """None if the file has no entry for the head, or the model's head is its embeddings."""

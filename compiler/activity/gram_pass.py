@@ -15,8 +15,8 @@ from coldpress.compiler.activity.choice import Choice
 from coldpress.compiler.activity.forward import Hooks, LayerStream
 from coldpress.compiler.io import Workspace, array_file, load_arrays
 from coldpress.schemas.corpus import Corpus
-from coldpress.schemas.families import Signal, activity_of
-from coldpress.schemas.gram import INPUT_OF, GramMatrices, LayerGram, measured_roles
+from coldpress.schemas.families import Signal
+from coldpress.schemas.gram import INPUT_OF, GramMatrices, LayerArrays, measured_roles
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -56,7 +56,7 @@ def add_grams(
         else:
             hidden, grams = _through(stream, layer, hidden, masks)
             work.save(key, grams)
-        found.append(LayerGram(layer=layer, arrays=array_file(work.path(key))))
+        found.append(LayerArrays(layer=layer, arrays=array_file(work.path(key))))
     return GramMatrices(num_tokens=tokens.size, weights_sha256=model.weights_sha256, layers=tuple(found))
 
 
@@ -69,23 +69,16 @@ class _Masks:
 
     def hooks(self, layer: int, seen: "dict[Signal, Tensor]") -> Hooks:
         """Returns hooks that mask the signals of a block and put masked `signals`, float32 [T, n], into `seen`."""
-        signals: dict[Signal, None] = dict.fromkeys(self.signals)
-        if self.choice is not None:
-            signals |= dict.fromkeys(activity_of(family, self.choice.spec) for family in self.families)
-        return {signal: self._change(layer, signal, seen) for signal in signals}
+        masked: dict[Signal, Change] = self.choice.changes(layer, self.families) if self.choice else {}
+        signals: dict[Signal, None] = dict.fromkeys((*self.signals, *masked))
+        return {signal: self._change(signal, masked.get(signal), seen) for signal in signals}
 
-    def _change(self, layer: int, signal: Signal, seen: "dict[Signal, Tensor]") -> "Change":
+    def _change(self, signal: Signal, masked: "Change | None", seen: "dict[Signal, Tensor]") -> "Change":
         def change(part: "Tensor") -> "Tensor | None":
-            import torch
-
-            left = part
-            for family in self.families:
-                if self.choice is not None and activity_of(family, self.choice.spec) == signal:
-                    mask = self.choice.mask(layer, family, left.float().cpu().numpy())
-                    left = torch.where(torch.from_numpy(mask).to(part.device), left, 0.0)
+            left = masked(part) if masked else None
             if signal in self.signals:
-                seen[signal] = left.float().cpu()
-            return None if left is part else left
+                seen[signal] = (part if left is None else left).float().cpu()
+            return left
 
         return change
 

@@ -23,7 +23,7 @@ from coldpress.runtime.plugins import load
 from coldpress.runtime.quantization import Format
 from coldpress.schemas.activations import Activations
 from coldpress.schemas.corpus import Corpus
-from coldpress.schemas.gram import Importance, LayerImportance
+from coldpress.schemas.gram import Importance, LayerArrays
 from coldpress.schemas.model import Model
 from coldpress.schemas.quantized import Quantized
 from tests.support.hf import load_hf
@@ -167,7 +167,7 @@ def test_an_importance_matrix_wins(model: Model, measured: Activations, tmp_path
         if role.startswith(prefix) and role.endswith("_proj.weight")
     }
     saved = save_arrays(tmp_path / "given.safetensors", arrays)
-    layers = tuple(LayerImportance(layer=layer, arrays=saved) for layer in range(LAYERS))
+    layers = tuple(LayerArrays(layer=layer, arrays=saved) for layer in range(LAYERS))
     importance = Importance(imatrix_sha256="0" * 64, layers=layers, shared=None)
     both = quantized(model, tmp_path / "both", (0, 10), importance=importance, activations=measured)
     assert both == quantized(model, tmp_path / "alone", (0, 10), importance=importance)
