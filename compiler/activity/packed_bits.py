@@ -1,10 +1,12 @@
-"""Statistics of packed activation bits (schemas/activations.py), computed with numpy only."""
+"""Statistics of packed activation bits (schemas/activations.py), and which calibration tokens are held out."""
 
 from collections.abc import Sequence
 
 import numpy as np
 
 CHUNK_ROWS = 1024
+TAIL_SHARE = 0.25
+"""Share of the tokens that is held out: the last quarter of the text."""
 
 
 def population(packed: np.ndarray) -> np.ndarray:
@@ -38,3 +40,8 @@ def adjacent_share(packed: np.ndarray) -> float:
     beside[:-1] |= together
     total = int(population(packed).sum())
     return int(population(beside).sum()) / total if total else 0.0
+
+
+def num_before(num_tokens: int) -> int:
+    """Returns the number of tokens that choices are made from; at least one token is held out."""
+    return num_tokens - max(1, int(num_tokens * TAIL_SHARE))

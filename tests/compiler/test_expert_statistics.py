@@ -9,8 +9,8 @@ import pytest
 
 from coldpress.compiler.activity import expert_statistics
 from coldpress.compiler.activity.expert_counts import used_experts
+from coldpress.compiler.activity.packed_bits import num_before
 from coldpress.compiler.activity.shards import merge
-from coldpress.compiler.activity.tail import num_before
 from coldpress.compiler.io import Workspace, load_arrays
 from coldpress.compiler.stages import calibrate, ingest, tokenize
 from coldpress.compiler.stages.calibrate import CalibrateConfig
