@@ -57,12 +57,8 @@ class Diff:
 
 
 def run(flags: Diff) -> None:
-    """Prints what differs.
-
-    Raises:
-        ColdpressError: if a path is neither an artifact nor a build.
-        ArtifactError: if an artifact is damaged.
-    """
+    """Prints what differs; raises ColdpressError if a path is neither an artifact nor a build, ArtifactError if it is
+    damaged."""
     one, other = (facts_of(path) for path in (flags.a, flags.b))
     names = [name for name in one | other if flags.all or one.get(name) != other.get(name)]
     names.sort(key=lambda name: next((at for at, begins in enumerate(FIRST) if name.startswith(begins)), len(FIRST)))

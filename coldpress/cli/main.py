@@ -137,11 +137,6 @@ def _refused(error: click.UsageError) -> int:
 
 
 def _missing(name: str, error: ModuleNotFoundError) -> int:
-    """Says which package a command lacks, and how to install it.
-
-    Raises:
-        ModuleNotFoundError: the error itself, if the module is our own.
-    """
     package = (error.name or "").partition(".")[0]
     if package in ("", "coldpress"):
         raise error

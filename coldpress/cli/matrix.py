@@ -105,22 +105,11 @@ def run(
     update_lock: bool,
     tell: Tell,
 ) -> tuple[int, MatrixResults]:
-    """Builds the matrix of a file, writes the results into `folder`, and compares them with `accepted`.
-
-    Models whose inputs are not those of the lock file are not built; `update_lock` writes it anew.
-
-    Args:
-        accepted: What the builds are held to; None for nothing.
-        told: Further words of snakemake's command line.
-        accept: Write `accepted` instead.
-        tell: Called with each line for the user.
-
-    Returns:
-        The exit code, 1 if a build failed or is worse than the accepted one; and the results.
-
-    Raises:
-        ColdpressError: if the matrix or the accepted builds cannot be read, or the builds cannot be made together.
-    """
+    """Builds the matrix of a file, writes the results into `folder`, and compares them with `accepted`, or writes it
+    with `accept`. Models whose inputs are not those of the lock file are not built; `update_lock` writes it anew.
+    `told` are further words of snakemake's command line; `tell` is called with each line for the user. Returns the exit
+    code, 1 if a build failed or is worse than the accepted one, and the results. Raises ColdpressError if the matrix or
+    the accepted builds cannot be read, or the builds cannot be made together."""
     known = _accepted(accepted) if accepted is not None and not accept else None
     found = selected(file, None)
     builds, refused = _resolved(found)

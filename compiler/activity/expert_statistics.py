@@ -1,7 +1,7 @@
 """Counts how often tokens use each expert, together with others and again, and how well a cache serves experts.
 
 Pure functions of `used`, bool [T, E]: whether token t uses expert e, in the order of the text. Static sets and caches
-are judged on the tokens that are held out (packed_bits.py); the tokens before them rank the experts, and fill the cache.
+are judged on held-out tokens (packed_bits.py); the tokens before them rank the experts, and fill the cache.
 """
 
 import numpy as np

@@ -53,11 +53,8 @@ class Lender:
         self._lent: list[nn.Module] = []
 
     def each(self, work: Callable[[int], None], count: int, blocks_per_call: int = 1) -> None:
-        """Calls `work` with 0 … count - 1, in waves; each call runs the layer once, on so many blocks.
-
-        Raises:
-            Exception: the first one that a call raised.
-        """
+        """Calls `work` with 0 … count - 1, in waves; each call runs the layer once, on so many blocks. Raises the first
+        Exception of a call."""
         calls_at_once = max(1, self.at_once // blocks_per_call)
         for start in range(0, count, calls_at_once):
             wave = range(start, min(start + calls_at_once, count))

@@ -54,15 +54,10 @@ def all_statistics(
     resident_share: float = 0.0,
     norms: Mapping[tuple[int, str], np.ndarray] | None = None,
 ) -> dict[tuple[int, str], UnitStatistics]:
-    """Returns what selectors are fitted to, by layer and family.
-
-    Args:
-        activations: The statistics of `calibrate`; a family that it did not count has no magnitudes.
-        read_units: By layer and family, what reads cost beyond their units' bytes, counted in units, float64 [4]
-            (compiler/cost_model.py); None without a device.
-        resident_share: Share of each family that DRAM will hold.
-        norms: By layer and family, `unit_norms` where they are known; others are computed from the source's weights.
-    """
+    """Returns what selectors are fitted to, by layer and family; a family that `calibrate` did not count has no
+    magnitudes. `read_units` has what reads cost beyond their units' bytes, in units, float64 [4]
+    (compiler/cost_model.py), None without a device; `resident_share` is the share of each family that DRAM will hold;
+    `norms` are known `unit_norms`: others are computed from the source's weights."""
     found: dict[tuple[int, str], UnitStatistics] = {}
     having, families = {entry.layer: entry for entry in activations.layers}, tuple(families)
     for layer, family in unit_keys(families, model.spec):

@@ -387,13 +387,8 @@ def llama_spec(
     **own: Any,
 ) -> ModelSpec:
     """Returns the spec of a Llama-like model: RMS norm, gated MLP, rotary positions; `own` fields are the
-    architecture's.
-
-    A window at least as long as the context is left out.
-
-    Raises:
-        CheckpointError: if numbers of heads or rotary dimensions do not fit together.
-    """
+    architecture's. Leaves out a window at least as long as the context. Raises CheckpointError if numbers of heads or
+    rotary dimensions do not fit together."""
     rotary_dim, scaling = _rotation(modules, config)
     context, heads = config.max_position_embeddings, config.num_attention_heads
     for kind in modules.rotary:

@@ -124,12 +124,9 @@ ROUTER_KEYS = {
 
 
 def mixture_spec(modules: _common.Modules, config: Any, key: str = "num_experts", **own: Any) -> ModelSpec:
-    """Returns the spec of a mixture: its router's settings are read from the keys of the same names, and `key` has the
-    number of experts; `own` are the architecture's fields, as in `llama_spec`.
-
-    Raises:
-        CheckpointError: if the router's numbers do not fit together.
-    """
+    """Returns the spec of a mixture, with its router's settings from the keys of the same names; `key` has the number
+    of experts; `own` are fields as in `llama_spec`. Raises CheckpointError if the router's numbers do not fit
+    together."""
     names = {field: name for name, field in ROUTER_KEYS.items()} | {"num_experts": key}
     found = {field: getattr(config, name, None) for field, name in names.items()}
     found |= {"router_scores": modules.router, "router_options": _settings(modules, config)}

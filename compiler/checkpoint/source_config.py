@@ -286,14 +286,9 @@ def _rope(raw: Mapping[str, Any], architecture: _common.Architecture) -> dict[st
 
 
 def with_long_factors(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a checked configuration whose longrope has its long factors for texts of any length.
-
-    transformers takes the long ones for a text that is longer than the original context, and the short ones for others;
-    keys that a cache holds cannot change while a text grows, so a build has one of both.
-
-    Raises:
-        CheckpointError: if the model has no longrope.
-    """
+    """Gives a checked configuration's longrope its long factors for texts of any length; raises CheckpointError if it
+    has no longrope. transformers takes the short ones for texts within the original context; keys that a cache holds
+    cannot change while a text grows, so a build has one of both."""
     rope = config["rope_parameters"]
     if rope.get("rope_type") not in ("longrope", "su"):
         raise CheckpointError(

@@ -119,14 +119,9 @@ class Special:
 
 
 def resolved(tokenizer: Json, settings: Json, special: Json, added: Json) -> Special:
-    """Resolves the special tokens.
-
-    Args:
-        added: added_tokens.json, text -> id; it and `special`, special_tokens_map.json, are empty without a file.
-
-    Raises:
-        CheckpointError: if a token is none, or a file gives it another id than tokenizer.json leads to.
-    """
+    """Resolves the special tokens; `special` (special_tokens_map.json) and `added` (added_tokens.json, text -> id) are
+    empty without a file. Raises CheckpointError if a token is none, or a file gives it another id than
+    tokenizer.json."""
     given = {} if DECODER in settings else {key: value for key, value in special.items() if value}
     found = {**settings, **given}
     extra = next((found[key] for key in EXTRA if found.get(key)), [])

@@ -48,16 +48,10 @@ def match_tensors(
     ignored: str = "",
     places: Mapping[str, Place] = MappingProxyType({}),
 ) -> dict[str, TensorSource]:
-    """Returns the place of every role's tensor.
-
-    Args:
-        names: Tensor names and their roles, several roles being stacked rows (compiler/architectures).
-        ignored: A pattern of further names that the architecture leaves out.
-        places: Names of `names` that are parts of other tensors of the checkpoint.
-
-    Raises:
-        CheckpointError: if a tensor is missing, foreign, of another shape or dtype, or tied but different.
-    """
+    """Finds every role's tensor. `names` has tensor names and their roles, several being stacked rows
+    (compiler/architectures); `places` those of its names that are parts of other tensors; `ignored` is a pattern of
+    names that the architecture leaves out. Raises CheckpointError if a tensor is missing, foreign, of another shape or
+    dtype, or tied but different."""
     tensors: dict[str, TensorSource] = {}
     used: set[str] = set()
     for name, roles in names.items():

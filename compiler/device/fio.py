@@ -42,18 +42,10 @@ class Stated:
 
 
 def import_fio(report: dict[str, Any], name: str, base: DeviceProfile, stated: Stated) -> DeviceProfile:
-    """Returns a profile with fio's measurements of the storage, and figures that are stated or assumed for the rest.
-
-    fio knows nothing of DRAM, cores and accelerator. What `stated` does not have is taken from `base`, and its source
-    says that this is an assumption, so that no figure of another machine passes for one of this device.
-
-    Args:
-        report: The report of `fio --output-format=json`, with read jobs of different block sizes and depths; one with
-            iodepth=1 at the smallest size shows the latency, the largest iodepth is the queue depth.
-
-    Raises:
-        ColdpressError: if there is no read job, no job that gives the latency, or a figure that no device has.
-    """
+    """Returns a profile with the measurements of read jobs of different block sizes and depths; iodepth=1 at the
+    smallest size shows the latency, the largest iodepth is the queue depth. fio knows nothing of DRAM, cores and
+    accelerator: what `stated` does not have is taken from `base`, and its source says that this is an assumption.
+    Raises ColdpressError if there is no read job, no job that gives the latency, or a figure that no device has."""
     try:
         jobs = list(_fio_jobs(report))
     except (AttributeError, TypeError, ValueError, OverflowError) as error:
@@ -142,11 +134,7 @@ def _fio_jobs(report: dict[str, Any]) -> Iterator[_Job]:
 
 
 def _job_of(options: dict[str, Any], entries: list[dict[str, Any]]) -> _Job:
-    """Returns the job of entries that have the same name and options.
-
-    Raises:
-        ColdpressError: without the job's name.
-    """
+    """The job of entries of one name and options; its errors, ColdpressErrors, lack the name."""
     _check_storage(options)
     block_bytes = _block_bytes(options)
     per_job = _depth(options, entries)

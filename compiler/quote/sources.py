@@ -75,13 +75,9 @@ class Source:
 
 
 def find(named: str, keys: Mapping[str, str], folder: Path) -> Source:
-    """Returns what a quote of `named` stands on: an artifact, a build folder, or what `model=` takes; files that it
-    needs are written into `folder`.
-
-    Raises:
-        ColdpressError: if it is neither an artifact, nor a build folder, nor a model, or a key is refused.
-        ArtifactError: if the artifact is damaged.
-    """
+    """Finds what a quote of `named` stands on: an artifact, a build folder, or what `model=` takes; writes files that
+    it needs into `folder`. Raises ColdpressError if it is none of these, or a key is refused, ArtifactError if it is
+    damaged."""
     path = Path(named).expanduser()
     if (path / MANIFEST_FILE).exists():
         return _of_artifact(path, keys, folder)

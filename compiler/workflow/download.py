@@ -56,12 +56,8 @@ def _tell(line: str) -> None:
 
 
 def check_folder(config: BuildConfig, inputs: Inputs) -> None:
-    """Refuses, before any job, what a folder's config.json alone decides.
-
-    Raises:
-        DoesNotFitError: if the DRAM budget is too small.
-        ColdpressError: if the context is longer than the model holds.
-    """
+    """Refuses, before any job, what a folder's config.json alone decides: raises DoesNotFitError if the DRAM budget is
+    too small, ColdpressError if the context is longer than the model holds."""
     file = Path(config.model.source) / CONFIG_FILE
     if config["preflight"] != "off" and file.is_file():
         check_shapes(_preflight(config, inputs), read_shapes(file), config.device)
@@ -78,14 +74,9 @@ def _preflight(config: BuildConfig, inputs: Inputs) -> PreflightConfig:
 
 
 def check_before_download(config: BuildConfig, inputs: Inputs, ingested: Path, threads: int | None) -> str:
-    """Refuses what would fail after a download; returns a sentence about the download.
-
-    Asks nothing and returns no sentence for a folder, for a model that was already ingested, and with preflight=off.
-    `threads` is None where jobs run on other machines.
-
-    Raises:
-        ColdpressError: if the model is not available or does not fit; the text is one sentence.
-    """
+    """Refuses what would fail after a download with a ColdpressError; returns a sentence about the download, none for a
+    folder, a model that was already ingested, and with preflight=off. `threads` is None where jobs run on other
+    machines."""
     model = config.model
     if model.revision is None or ingested.exists() or config["preflight"] == "off":
         return ""

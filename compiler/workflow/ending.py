@@ -54,13 +54,7 @@ class Ending(logging.Handler):
     def __init__(
         self, workflow: Any, builds: Mapping[str, BuildConfig], called_from: Path, checked: Callable[..., str]
     ) -> None:
-        """Starts listening.
-
-        Args:
-            builds: The builds by name; matrix.py names them.
-            called_from: The user's folder; Snakemake works in that of the builds.
-            checked: Calls a function; if it raises, ends the process with the error's sentence.
-        """
+        """Starts listening; `checked` calls a function, and ends the process with its error's sentence if it raises."""
         super().__init__(logging.INFO)
         self._workflow, self._builds, self._called_from, self._checked = workflow, builds, called_from, checked
         self._before: dict[Path, Mark] = {}

@@ -44,15 +44,9 @@ def corpus_files(config: BuildConfig) -> list[str]:
 
 def corpus(config: BuildConfig, names: list[str]) -> list[tuple[str, int, str]] | list[str]:
     """Returns what a corpus is besides its files' contents, for a rule's params: no place, so that it is the same on
-    another machine.
-
-    Snakemake's cache knows a rule's files by their contents, in any order. The names and sizes say which file has which
-    content; where sizes are equal, the contents' digests do.
-
-    Returns:
-        (name, bytes, digest or "") of each file; for a corpus with a name that name, and Python's version for the
-        documentation that comes with Python.
-    """
+    another machine. Snakemake's cache knows a rule's files by their contents, in any order: (name, bytes, digest or "")
+    of each file say which file has which content, digests where sizes are equal. A corpus with a name has that name,
+    and Python's version for the documentation that comes with Python."""
     if not names:
         given = config["corpus"]
         return [given, platform.python_version()] if given == PYDOC else [given]

@@ -213,17 +213,10 @@ class BuildConfig:
 
 
 def resolve(raw: Mapping[str, Any], known: ModelReference | None = None, *, ask: bool = True) -> BuildConfig:
-    """Resolves the raw values of `--config` into the complete configuration of a build.
-
-    The user's value comes first, then the model's profile, then the default.
-
-    Args:
-        known: The model, if it is not to be looked for.
-        ask: Whether the hub is asked which commit a branch is, if the lock file of the model's builds does not say it.
-
-    Raises:
-        ColdpressError: for an unknown key, name or value; the text is one sentence.
-    """
+    """Resolves the raw values of `--config`: the user's value comes first, then the model's profile, then the default.
+    `known` is a model that is not looked for; `ask` tells whether the hub is asked which commit a branch is, if the
+    lock file of the model's builds does not say it. Raises ColdpressError for an unknown key, name or value; the text
+    is one sentence."""
     keys = config_keys()
     said = {key: keys[key].read(value) for key, value in raw.items() if key in keys}
     values = {key: declared.default for key, declared in keys.items()} | said
