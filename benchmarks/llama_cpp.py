@@ -23,7 +23,7 @@ from coldpress.runtime.generate.session import Session
 from coldpress.runtime.text.tokenizer import TextCodec
 from coldpress.schemas.corpus import Corpus
 from coldpress.schemas.errors import ColdpressError
-from coldpress.schemas.package import Export
+from coldpress.schemas.package import Exported
 from tests.support.models import documents
 
 FORMATS = ("fp16", "int8_group32", "int4_group32")
@@ -79,7 +79,7 @@ class Plugin(Benchmark[Options]):
 
     def _compared(self, top: Path) -> Row:
         """Compares the artifact in a build folder with its export."""
-        exported, count = load_record(top / "export.json", Export), self.options.new_tokens
+        exported, count = load_record(top / "export.json", Exported), self.options.new_tokens
         blocks = load_arrays(load_record(top.parent / "tokenize.json", Corpus).split("test").arrays)["tokens"]
         prompts = [block[:PROMPT_TOKENS].tolist() for block in blocks[: self.options.prompts]]
         (artifact,) = top.glob("*.coldpress")

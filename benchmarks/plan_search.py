@@ -26,7 +26,7 @@ from benchmarks.shared.builds import SHORT, build, settings
 from benchmarks.shared.searches import activeflow, exhaustive
 from coldpress.compiler.io import Workspace, load_arrays, save_arrays
 from coldpress.compiler.quote.reference import kind_of
-from coldpress.compiler.quote.sources import Source, curves_like, find
+from coldpress.compiler.quote.sources import QuoteSource, curves_like, find
 from coldpress.compiler.search import Goal, Judged, Space
 from coldpress.compiler.stages.allocate import AllocateConfig, Floor, Inputs, searched
 from coldpress.runtime.profiles.devices import load_device
@@ -186,7 +186,7 @@ def seconds_of(goal: Goal, judged: Sequence[Judged]) -> float:
     return best.token_s
 
 
-def source_of(model: str, folder: Path) -> Source:
+def source_of(model: str, folder: Path) -> QuoteSource:
     """Returns curves, trace and shapes: of a real model, calibrated and explored here, or of a shape's config."""
     scratch = folder / f"{model}-scratch"
     scratch.mkdir(parents=True, exist_ok=True)
@@ -203,7 +203,7 @@ def source_of(model: str, folder: Path) -> Source:
     return find(str(build(folder / model, "explore", "device", **asked).parent), {}, scratch)
 
 
-def routed_as(real: Source, shape: Source, folder: Path) -> Source:
+def routed_as(real: QuoteSource, shape: QuoteSource, folder: Path) -> QuoteSource:
     """Returns a shape's source whose tokens use the experts, and have the router's scores, of a real mixture's traced
     layers in turn; the units of a token's experts keep their activity."""
     spec, (ours, theirs) = shape.model.spec, (load_arrays(one.curves.trace) for one in (shape, real))

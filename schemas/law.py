@@ -30,7 +30,7 @@ LEAST_GAIN = 1e-12
 
 
 class Law(Record):
-    """What a device's reads take besides their latency; see `coldpress.schemas.device.flash_seconds`."""
+    """Seconds of a device's reads besides their latency, as in `coldpress.schemas.device.flash_seconds`."""
 
     reads_per_s: float = Field(ge=RATES[0], le=RATES[1])
     """Operations per second, without their bytes."""

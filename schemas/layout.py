@@ -83,7 +83,7 @@ class RowTable(Record):
 
 
 class PartPlan(Record):
-    """How one family of one layer runs: its density, its pinned units, and its cache slots, without the pinned ones."""
+    """Settings of a run for one family of one layer; `cache_slots` are without those of pinned units."""
 
     layer: Count
     family: FamilyName

@@ -63,7 +63,7 @@ class ArtifactFile(Record):
 
 
 class FamilyFormat(Record):
-    """How the units of a family are encoded; each slice is encoded separately, and slices follow each other."""
+    """Encoding of the units of a family; each slice is encoded separately, and slices follow each other."""
 
     family: FamilyName
     format: FormatName

@@ -19,7 +19,7 @@ class Package(Record):
     provenance: Provenance
 
 
-class Export(Record):
+class Exported(Record):
     """A file for another engine, and its differences from the artifact."""
 
     target: str

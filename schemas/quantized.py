@@ -10,7 +10,7 @@ from coldpress.schemas.families import FormatName
 
 
 class ResidentTensor(Record):
-    """How a resident tensor is stored: with `format` None as float32, else as quantized rows of `shape[-1]` values."""
+    """Storage of a resident tensor: with `format` None as float32, else as quantized rows of `shape[-1]` values."""
 
     role: str
     format: FormatName | None

@@ -46,7 +46,7 @@ SMALL_BYTES = 2 << 30
 
 
 @dataclass(frozen=True)
-class Finding:
+class Diagnosis:
     name: str
     state: Literal["ok", "limited", "bad"]
     found: str
@@ -76,50 +76,52 @@ def run(flags: Doctor) -> int:
     return EXIT_BAD_INPUT if any(one.state == "bad" for one in found) else 0
 
 
-def findings(folder: Path) -> Iterator[Finding]:
-    yield Finding("python", "ok", ".".join(map(str, sys.version_info[:3])))
+def findings(folder: Path) -> Iterator[Diagnosis]:
+    yield Diagnosis("python", "ok", ".".join(map(str, sys.version_info[:3])))
     yield _processor()
     yield _memory()
     yield _disk(folder)
     yield _direct_reads(folder)
     error = _native.ring_error()
     yield (
-        Finding("io_uring", "limited", f"the kernel refuses it: {os.strerror(error)}", "nothing: threads read instead")
+        Diagnosis(
+            "io_uring", "limited", f"the kernel refuses it: {os.strerror(error)}", "nothing: threads read instead"
+        )
         if error
-        else Finding("io_uring", "ok", "--flash io_uring works")
+        else Diagnosis("io_uring", "ok", "--flash io_uring works")
     )
     yield _emulation(folder)
     yield from map(_extra, EXTRAS)
     yield _hub()
 
 
-def _processor() -> Finding:
+def _processor() -> Diagnosis:
     best, cores = _native.cpu(), len(os.sched_getaffinity(0))
     found = f"{cores} cores; kernels for {best}, of {', '.join(_native.cpus())}"
     if best in FASTEST:
-        return Finding("processor", "ok", found)
-    return Finding("processor", "limited", found, "nothing: the text is the same, decoding takes longer")
+        return Diagnosis("processor", "ok", found)
+    return Diagnosis("processor", "limited", found, "nothing: the text is the same, decoding takes longer")
 
 
-def _memory() -> Finding:
+def _memory() -> Diagnosis:
     num_bytes = physical_bytes()
     found = f"{show_bytes(num_bytes)} for this process, control groups counted"
     if num_bytes >= SMALL_BYTES:
-        return Finding("memory", "ok", found)
-    return Finding("memory", "limited", found, "give --dram-budget; build on a larger machine")
+        return Diagnosis("memory", "ok", found)
+    return Diagnosis("memory", "limited", found, "give --dram-budget; build on a larger machine")
 
 
-def _disk(folder: Path) -> Finding:
+def _disk(folder: Path) -> Diagnosis:
     free = shutil.disk_usage(folder).free
     found = f"{show_bytes(free)} free in {folder}"
     if not os.access(folder, os.W_OK):
-        return Finding("disk", "limited", f"{found}, not writable", "build elsewhere: --build-dir FOLDER")
+        return Diagnosis("disk", "limited", f"{found}, not writable", "build elsewhere: --build-dir FOLDER")
     if free >= SMALL_BYTES:
-        return Finding("disk", "ok", found)
-    return Finding("disk", "limited", found, "free some room, or build elsewhere: --build-dir FOLDER")
+        return Diagnosis("disk", "ok", found)
+    return Diagnosis("disk", "limited", found, "free some room, or build elsewhere: --build-dir FOLDER")
 
 
-def _direct_reads(folder: Path) -> Finding:
+def _direct_reads(folder: Path) -> Diagnosis:
     """Writes a page and reads it past the page cache, as the runtime reads weights."""
     try:
         with tempfile.NamedTemporaryFile(dir=folder, prefix=".coldpress-") as file:
@@ -132,34 +134,36 @@ def _direct_reads(folder: Path) -> Finding:
                 os.close(opened)
     except OSError as error:
         remedy = "put artifacts on another file system: here weights also fill the page cache, outside the budget"
-        return Finding("O_DIRECT", "limited", f"{folder}: {error.strerror}", remedy)
-    return Finding("O_DIRECT", "ok", f"{folder} can be read past the page cache")
+        return Diagnosis("O_DIRECT", "limited", f"{folder}: {error.strerror}", remedy)
+    return Diagnosis("O_DIRECT", "ok", f"{folder} can be read past the page cache")
 
 
-def _emulation(folder: Path) -> Finding:
+def _emulation(folder: Path) -> Diagnosis:
     """Asks each mechanism that caps a process (runtime/cli/emulation)."""
     try:
         disk = disk_of(folder.resolve())
     except ColdpressError as error:
-        return Finding("emulation", "limited", str(error), "emulate with --place on a disk")
+        return Diagnosis("emulation", "limited", str(error), "emulate with --place on a disk")
     reasons = {mechanism.__name__.rpartition(".")[2]: mechanism.why_not(disk) for mechanism in MECHANISMS}
     if works := [name for name, reason in reasons.items() if reason is None]:
-        return Finding("emulation", "ok", f"devices' disks and memory can be emulated: {works[0]}")
+        return Diagnosis("emulation", "ok", f"devices' disks and memory can be emulated: {works[0]}")
     found = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
-    return Finding("emulation", "limited", found, "become root, or leave out --emulate")
+    return Diagnosis("emulation", "limited", found, "become root, or leave out --emulate")
 
 
-def _extra(extra: str) -> Finding:
+def _extra(extra: str) -> Diagnosis:
     missing = [name for name in EXTRAS[extra] if importlib.util.find_spec(name) is None]
     if not missing:
-        return Finding(extra, "ok", "installed")
-    return Finding(extra, "limited", f"not installed: {', '.join(missing)}", f"pip install '.[{extra}]' in a checkout")
+        return Diagnosis(extra, "ok", "installed")
+    return Diagnosis(
+        extra, "limited", f"not installed: {', '.join(missing)}", f"pip install '.[{extra}]' in a checkout"
+    )
 
 
-def _hub() -> Finding:
+def _hub() -> Diagnosis:
     """Asks the hub of models for its front page, unless it is switched off."""
     if os.environ.get("HF_HUB_OFFLINE", "0").upper() in ("1", "ON", "YES", "TRUE"):
-        return Finding("hub", "limited", "HF_HUB_OFFLINE is set", "unset it, or build from a local folder")
+        return Diagnosis("hub", "limited", "HF_HUB_OFFLINE is set", "unset it, or build from a local folder")
     from urllib.error import HTTPError, URLError
     from urllib.request import Request, urlopen
 
@@ -168,13 +172,13 @@ def _hub() -> Finding:
         with urlopen(Request(url, method="HEAD"), timeout=HUB_S):
             pass
     except HTTPError as error:
-        return Finding("hub", "ok", f"{url} answers ({error.code})")
+        return Diagnosis("hub", "ok", f"{url} answers ({error.code})")
     except (URLError, OSError, ValueError) as error:
         reason = getattr(error, "reason", error)
-        return Finding(
+        return Diagnosis(
             "hub", "limited", f"{url} is out of reach: {reason}", "build from a local folder: coldpress build FOLDER"
         )
-    return Finding("hub", "ok", f"{url} answers")
+    return Diagnosis("hub", "ok", f"{url} answers")
 
 
 COMMAND = command(Doctor, run, name="doctor", help=__doc__, examples=EXAMPLES)

@@ -72,7 +72,7 @@ class Rounds:
 
 
 @dataclass(frozen=True)
-class Point:
+class GridPoint:
     """Bytes per second of reads of one size, so many in flight."""
 
     read_bytes: int
@@ -97,7 +97,7 @@ def dram_rates() -> Rounds:
     return Rounds(tuple(rates))
 
 
-def measure_flash(folder: Path, file_bytes: int, tell: Callable[[str], None]) -> tuple[Point, ...]:
+def measure_flash(folder: Path, file_bytes: int, tell: Callable[[str], None]) -> tuple[GridPoint, ...]:
     """Measures reads of a new file of `file_bytes` random bytes in `folder`, a point for each of `READ_SIZES` and
     `DEPTHS`; removes the file afterwards.
 
@@ -121,10 +121,10 @@ def measure_flash(folder: Path, file_bytes: int, tell: Callable[[str], None]) ->
             )
             for size, depth in places:
                 rates[size, depth].append(reader.rate(size, depth, number))
-    return tuple(Point(size, depth, Rounds(tuple(found))) for (size, depth), found in rates.items())
+    return tuple(GridPoint(size, depth, Rounds(tuple(found))) for (size, depth), found in rates.items())
 
 
-def depth_of(points: Sequence[Point]) -> int:
+def depth_of(points: Sequence[GridPoint]) -> int:
     """Returns the least number of reads in flight with nearly the best rate of the smallest reads."""
     smallest = min(point.read_bytes for point in points)
     rates = {point.in_flight: point.rounds.median for point in points if point.read_bytes == smallest}

@@ -14,7 +14,7 @@ from rich.console import Console
 from coldpress.compiler.profiles import device_file
 from coldpress.compiler.quote.decide import PROMPT_TOKENS, Asked, device_quotes
 from coldpress.compiler.quote.records import DeviceQuote, Quote
-from coldpress.compiler.quote.sources import Source, find
+from coldpress.compiler.quote.sources import QuoteSource, find
 from coldpress.compiler.workflow.keys import check_flags
 from coldpress.runtime.profiles.devices import named_devices, read_device
 from coldpress.schemas.errors import ColdpressError
@@ -48,7 +48,7 @@ def quoted(question: "Question", files: list[Path], folder: Path) -> Quote:
                 found += quotes
                 status.update(f"{number} of {len(files)} devices")
     return Quote(
-        model=source.name,
+        model=source.model.name,
         source=source.kind,
         basis=source.basis,
         basis_in_words=source.basis_in_words,
@@ -82,7 +82,7 @@ def _each(question: "Question", files: list[Path], asked: Asked, folder: Path) -
         yield from pool.map(partial(_on_device, asked), files)
 
 
-_SOURCES: list[Source] = []
+_SOURCES: list[QuoteSource] = []
 """The model in a process of the pool: what a pool hands over cannot hold it."""
 
 

@@ -11,8 +11,8 @@ from coldpress.compiler.checkpoint.shapes import Shape, Shapes
 from coldpress.compiler.cost_model import flash_bytes
 from coldpress.compiler.needs import Build, all_needs
 from coldpress.compiler.pipeline import STAGES
-from coldpress.compiler.quote.records import Figure
-from coldpress.compiler.quote.sources import Source
+from coldpress.compiler.quote.records import Estimate
+from coldpress.compiler.quote.sources import QuoteSource
 from coldpress.compiler.stages.preflight import PASS_THREADS, asked_text
 from coldpress.compiler.workflow.settings import DEFAULT_CHUNKS, BuildConfig, needs_gram, of_all_stages
 from coldpress.runtime.plugins import load
@@ -29,24 +29,24 @@ PRODUCT_SIZE, PRODUCT_ROUNDS = 768, 3
 
 
 def build_costs(
-    source: Source, device: DeviceProfile, division: Sparsity, budgets: Sequence[int | str]
-) -> dict[str, Figure]:
+    source: QuoteSource, device: DeviceProfile, division: Sparsity, budgets: Sequence[int | str]
+) -> dict[str, Estimate]:
     """Costs of a build with this division of one of `budgets`; for an artifact, of copying it."""
     units = flash_bytes(division.families, source.model.spec, division.formats)
     written = units + division.budget.resident_bytes + division.budget.predictor_bytes
     if source.build is None:
         size = source.artifact_bytes or written
-        copied = Figure(value=size, basis="the artifact's files as they are; another plan or format needs a build")
+        copied = Estimate(value=size, basis="the artifact's files as they are; another plan or format needs a build")
         return _costs(copied, copied, 0, "the artifact is built already", size)
     build = _build(source, source.build, device, division, budgets)
     stages = all_needs(build)
     disk_bytes = sum(stage.disk_bytes for stage in stages)
-    download = Figure(value=0, basis="a folder on this machine")
+    download = Estimate(value=0, basis="a folder on this machine")
     if source.build.model.revision is not None:
         num_bytes = BYTES_PER_PARAMETER * source.model.num_parameters
-        download = Figure(value=num_bytes, basis=f"{BYTES_PER_PARAMETER} bytes a parameter, as hub models have")
+        download = Estimate(value=num_bytes, basis=f"{BYTES_PER_PARAMETER} bytes a parameter, as hub models have")
     return _costs(
-        Figure(value=disk_bytes, basis="at most: all files of the build folder, with predictors of the largest size"),
+        Estimate(value=disk_bytes, basis="at most: all files of the build folder, with predictors of the largest size"),
         download,
         sum(stage.runtime_s for stage in stages),
         f"an estimate for {build.threads} cores of this machine: each stage's work by shapes and tokens, at "
@@ -56,12 +56,12 @@ def build_costs(
     )
 
 
-def _costs(disk: Figure, download: Figure, build_s: float, basis: str, written_bytes: int) -> dict[str, Figure]:
+def _costs(disk: Estimate, download: Estimate, build_s: float, basis: str, written_bytes: int) -> dict[str, Estimate]:
     return {
         "disk_bytes": disk,
         "download_bytes": download,
-        "build_s": Figure(value=build_s, low=build_s / WITHIN, high=build_s * WITHIN, basis=basis),
-        "written_bytes": Figure(value=written_bytes, basis="the artifact, written once; decoding writes nothing"),
+        "build_s": Estimate(value=build_s, low=build_s / WITHIN, high=build_s * WITHIN, basis=basis),
+        "written_bytes": Estimate(value=written_bytes, basis="the artifact, written once; decoding writes nothing"),
     }
 
 
@@ -79,7 +79,7 @@ def flops_per_core() -> float:
 
 
 def _build(
-    source: Source, config: BuildConfig, device: DeviceProfile, division: Sparsity, budgets: Sequence[int | str]
+    source: QuoteSource, config: BuildConfig, device: DeviceProfile, division: Sparsity, budgets: Sequence[int | str]
 ) -> Build:
     shapes = Shapes(source.model.spec, {role: Shape(one.shape) for role, one in source.model.tensors.items()})
     settings = {stage: dict(values) for stage, values in of_all_stages(config).items()}

@@ -21,9 +21,9 @@ from coldpress.compiler.candidates import AUTO, caches_for
 from coldpress.compiler.io import Workspace
 from coldpress.compiler.quote.costs import build_costs
 from coldpress.compiler.quote.first_token import first_token
-from coldpress.compiler.quote.records import Choice, DeviceQuote, Figure, Step
+from coldpress.compiler.quote.records import DeviceQuote, Estimate, QuotedChoice, Step
 from coldpress.compiler.quote.reference import kind_of, real_like
-from coldpress.compiler.quote.sources import Source, expert_shares
+from coldpress.compiler.quote.sources import QuoteSource, expert_shares
 from coldpress.compiler.search import Judged, Space
 from coldpress.compiler.seconds import Token
 from coldpress.compiler.stages.allocate import (
@@ -82,7 +82,7 @@ class Asked:
 
 
 def device_quotes(
-    source: Source, device: DeviceProfile, asked: Asked, tell: Tell = lambda _: None, file: Path | None = None
+    source: QuoteSource, device: DeviceProfile, asked: Asked, tell: Tell = lambda _: None, file: Path | None = None
 ) -> tuple[DeviceQuote, ...]:
     """Returns the quote of each DRAM budget on one device, the largest first; its commands name `file`, the device's
     profile, where it is none of profiles/devices.
@@ -95,7 +95,7 @@ def device_quotes(
 
 
 class _Quoting:
-    def __init__(self, source: Source, device: DeviceProfile, asked: Asked, tell: Tell, file: Path | None) -> None:
+    def __init__(self, source: QuoteSource, device: DeviceProfile, asked: Asked, tell: Tell, file: Path | None) -> None:
         self._source, self._device, self._asked, self._tell = source, device, asked, tell
         self._named = device.name if file is None or file.parent == PROFILES else str(file)
         self._config = AllocateConfig.model_validate({"dram_budget": device.dram_budget_bytes.value, **source.settings})
@@ -223,17 +223,17 @@ class _Quoting:
 
     # Figures
 
-    def _exact(self, value: float | None, basis: str) -> Figure:
-        return Figure(value=value, basis=basis)
+    def _exact(self, value: float | None, basis: str) -> Estimate:
+        return Estimate(value=value, basis=basis)
 
-    def _recommended(self, steps: tuple[Step, ...]) -> dict[str, Figure]:
+    def _recommended(self, steps: tuple[Step, ...]) -> dict[str, Estimate]:
         if not steps:
             return {}
         enough = next(one for one in steps if one.tokens_per_s >= NEARLY * steps[-1].tokens_per_s)
         words = f"more DRAM gains at most {1 / NEARLY - 1:.0%}"
         return {"recommended_dram_bytes": self._exact(enough.dram_budget_bytes, words)}
 
-    def _figures(self, best: Judged, division: Sparsity, tokens: list[Token]) -> dict[str, Figure]:
+    def _figures(self, best: Judged, division: Sparsity, tokens: list[Token]) -> dict[str, Estimate]:
         return {
             **self._speed(tokens, division),
             "first_token_s": self._cold(division),
@@ -242,7 +242,7 @@ class _Quoting:
             "token_energy_j": self._exact(None, "unknown: the device's profile has no figure of energy"),
         }
 
-    def _speed(self, tokens: list[Token], division: Sparsity) -> dict[str, Figure]:
+    def _speed(self, tokens: list[Token], division: Sparsity) -> dict[str, Estimate]:
         borrowed = self._source.basis != "measured" and not division.is_whole
         wide = self._device.modelled_error + (SAME_KIND if borrowed else 0.0)
         token_s = np.array([token.token_s for token in tokens])
@@ -258,7 +258,7 @@ class _Quoting:
         mean = {name: float(np.mean([getattr(token, name) for token in tokens])) for name in ("reads", "read_bytes")}
         each = f"the mean of {counted}"
         return {
-            "tokens_per_s": Figure(
+            "tokens_per_s": Estimate(
                 value=1 / middle, is_most=not interval, basis=words, verify=self._build_command(), **interval
             ),
             "token_flash_bytes": self._exact(mean["read_bytes"], each),
@@ -274,7 +274,7 @@ class _Quoting:
         setting = setting_of(division, model, self._device, range(model.spec.num_hidden_layers))
         return experts.warning(curve, setting.plan, model.spec, setting.sections)
 
-    def _cold(self, division: Sparsity) -> Figure:
+    def _cold(self, division: Sparsity) -> Estimate:
         model, tokens, wide = self._source.model, self._asked.prompt_tokens, self._device.modelled_error
         layers = range(model.spec.num_hidden_layers)
         shares = expert_shares(self._source.curves, model.spec) if self._source.basis == "measured" else None
@@ -284,19 +284,19 @@ class _Quoting:
             f"({computing.basis(self._device)}); the interval computes {FEW_TOKENS} tokens of a chunk one by one, or "
             f"all of them, ± {wide:.0%} ({WHY_WIDE})"
         )
-        return Figure(
+        return Estimate(
             value=found.expected_s,
             low=found.least_s / (1 + wide),
             high=found.most_s * (1 + wide),
             basis=words,
         )
 
-    def _quality(self, best: Judged, division: Sparsity) -> Figure:
+    def _quality(self, best: Judged, division: Sparsity) -> Estimate:
         """Returns the perplexity ratio to expect, with the curve's largest standard error nearby and that of formats;
         no value for a model that was not measured."""
         if self._source.basis != "measured":
             words = f"unknown until built ({self._elsewhere(best, division)})"
-            return Figure(value=None, basis=words, verify=self._build_command())
+            return Estimate(value=None, basis=words, verify=self._build_command())
         errors = [
             point.ppl_ratio_error or 0.0
             for curve in self._source.curves.of(best.candidate.method)
@@ -308,7 +308,7 @@ class _Quoting:
         error += self._floor.most_format_ratio(*shape) - self._floor.format_ratio(*shape)
         low, high = (None, None) if ratio is None else (max(1.0, ratio - error), ratio + error)
         words = f"{self._source.basis}: {self._source.basis_in_words}; ± its standard errors"
-        return Figure(value=ratio, low=low, high=high, basis=words, verify=self._build_command())
+        return Estimate(value=ratio, low=low, high=high, basis=words, verify=self._build_command())
 
     def _elsewhere(self, best: Judged, division: Sparsity) -> str:
         spec, found = self._source.model.spec, []
@@ -345,9 +345,9 @@ def _quick(space: Space) -> Space:
     )
 
 
-def _choice(best: Judged, reason: str) -> Choice:
+def _choice(best: Judged, reason: str) -> QuotedChoice:
     one = best.candidate
-    return Choice(
+    return QuotedChoice(
         method=one.method,
         **format_fields(without_kept(one.format)),
         kv_cache=one.kv_cache,

@@ -11,7 +11,7 @@ Basis = Literal["measured", "same kind of model", "none"]
 """Origin of a quote's curves and signals: this model's, those of a model of the same kind, or nobody's."""
 
 
-class Figure(Record):
+class Estimate(Record):
     """One figure; its unit is in its name."""
 
     value: float | None
@@ -26,7 +26,7 @@ class Figure(Record):
     """The command that measures it; None if nothing has to be measured."""
 
 
-class Choice(ByLayer):
+class QuotedChoice(ByLayer):
     method: Method
     format: FormatName
     kv_cache: KvCacheFormat
@@ -55,10 +55,10 @@ class DeviceQuote(Record):
     dram_budget_bytes: Count
     refusal: str | None = None
     """Reason for which it, or the build of all budgets, does not fit."""
-    choice: Choice | None = None
+    choice: QuotedChoice | None = None
     bound: Literal["flash", "computing", "DRAM"] | None = None
     """Part that takes most of a token's time; DRAM stands for computing, which the law counts by bytes."""
-    figures: dict[str, Figure]
+    figures: dict[str, Estimate]
     """By name: tokens_per_s, token_flash_bytes, token_reads, hit_rate, flash_share, first_token_s, ppl_ratio,
     least_dram_bytes, recommended_dram_bytes, disk_bytes, download_bytes, build_s, written_bytes, token_energy_j. A
     budget that fits nothing has the two figures of DRAM alone."""

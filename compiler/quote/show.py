@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.table import Column, Table
 
-from coldpress.compiler.quote.records import DeviceQuote, Figure, Quote
+from coldpress.compiler.quote.records import DeviceQuote, Estimate, Quote
 from coldpress.runtime.quantities import show_bytes, show_number
 from coldpress.runtime.quantization._mixed import in_words
 from coldpress.schemas.errors import printable
@@ -127,18 +127,18 @@ def shown(name: str, value: float | None) -> str:
     return f"{value:.1%}" if name in SHARES else show_number(value, 4)
 
 
-def _value(name: str, figure: Figure) -> str:
+def _value(name: str, figure: Estimate) -> str:
     return f"at most {shown(name, figure.value)}" if figure.is_most else shown(name, figure.value)
 
 
-def _with_interval(name: str, figure: Figure) -> str:
+def _with_interval(name: str, figure: Estimate) -> str:
     if figure.value is None and figure.basis.startswith(UNKNOWN):
         return printable(figure.basis)
     value, interval = _value(name, figure), _interval(name, figure)
     return f"{value} ({interval})" if interval else value
 
 
-def _interval(name: str, figure: Figure) -> str:
+def _interval(name: str, figure: Estimate) -> str:
     if figure.low is None or figure.high is None:
         return ""
     return f"{shown(name, figure.low)} to {shown(name, figure.high)}"

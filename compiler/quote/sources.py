@@ -49,9 +49,8 @@ RECORDS = ("ingest.json", "calibrate.json", "explore.json")
 
 
 @dataclass(frozen=True)
-class Source:
+class QuoteSource:
     kind: Literal["artifact", "build", "config"]
-    name: str
     model: Model
     """Shapes; a model without files, except where a build folder has its record."""
     activations: Activations
@@ -74,7 +73,7 @@ class Source:
         return most if self.settings["method"] == AUTO and most != "off" else None
 
 
-def find(named: str, keys: Mapping[str, str], folder: Path) -> Source:
+def find(named: str, keys: Mapping[str, str], folder: Path) -> QuoteSource:
     """Finds what a quote of `named` stands on: an artifact, a build folder, or what `model=` takes; writes files that
     it needs into `folder`. Raises ColdpressError if it is none of these, or a key is refused, ArtifactError if it is
     damaged."""
@@ -98,7 +97,7 @@ def _settings(build: BuildConfig) -> dict[str, Any]:
     return found
 
 
-def _of_build(path: Path, keys: Mapping[str, str], folder: Path) -> Source:
+def _of_build(path: Path, keys: Mapping[str, str], folder: Path) -> QuoteSource:
     missing = [name for name in RECORDS if not (path / name).exists()]
     if missing:
         raise ColdpressError(
@@ -114,9 +113,8 @@ def _of_build(path: Path, keys: Mapping[str, str], folder: Path) -> Source:
     later = (one for one in choices if one is not None and one.weights_sha256 == curves.weights_sha256)
     curves = curves.with_losses_of(max(later, key=lambda one: len(one.curves), default=None))
     build = _resolved(model.folder, keys)
-    return Source(
+    return QuoteSource(
         "build",
-        model.name,
         model,
         load_record(path / RECORDS[1], Activations),
         curves,
@@ -129,7 +127,7 @@ def _of_build(path: Path, keys: Mapping[str, str], folder: Path) -> Source:
     )
 
 
-def _of_config(named: str, keys: Mapping[str, str], folder: Path) -> Source:
+def _of_config(named: str, keys: Mapping[str, str], folder: Path) -> QuoteSource:
     build = _resolved(named, keys)
     reference = build.model
     if reference.packages is not None:
@@ -146,7 +144,7 @@ def _of_config(named: str, keys: Mapping[str, str], folder: Path) -> Source:
     return _guessed("config", model, _settings(build), {"model": named, **keys}, build, folder)
 
 
-def _of_artifact(path: Path, keys: Mapping[str, str], folder: Path) -> Source:
+def _of_artifact(path: Path, keys: Mapping[str, str], folder: Path) -> QuoteSource:
     artifact = open_artifact(path)
     manifest, name = artifact.manifest, artifact.manifest.source.name
     given = {**_origin(name, manifest.source.source, manifest.source.revision), **keys}
@@ -157,12 +155,12 @@ def _of_artifact(path: Path, keys: Mapping[str, str], folder: Path) -> Source:
     curves = _carried(artifact, path)
     if curves is None:
         guessed = _guessed("artifact", model, settings, given, None, folder)
-        return Source(**{**vars(guessed), "artifact_bytes": size})
+        return QuoteSource(**{**vars(guessed), "artifact_bytes": size})
     # the curves may be those of the model before it was distilled
     curves = curves.model_copy(update={"weights_sha256": model.weights_sha256})
     words = f"curves that the artifact carries, {curves.num_tokens} tokens of validation text (stage explore)"
     activations = activations_of(curves, model.spec, folder).model_copy(update={"experts": load_curve(artifact)})
-    return Source("artifact", name, model, activations, curves, "measured", words, settings, given, folder, None, size)
+    return QuoteSource("artifact", model, activations, curves, "measured", words, settings, given, folder, None, size)
 
 
 def _reference(name: str, model: Model) -> ModelReference:
@@ -202,7 +200,7 @@ def _guessed(
     given: Mapping[str, str],
     build: BuildConfig | None,
     folder: Path,
-) -> Source:
+) -> QuoteSource:
     kind, real = kind_of(model.spec), real_like(model.num_parameters)
     curves = _without_curves(curves_like(kind, model, folder), real, model.spec)
     basis: Basis = "same kind of model" if kind else "none"
@@ -210,7 +208,7 @@ def _guessed(
     if kind and model.spec.exact_zeros:
         words += f", and zeros are those of a test model ({kind.num_parameters / 1e6:.0f}M parameters)"
     activations = activations_of(curves, model.spec, folder)
-    return Source(source, model.name, model, activations, curves, basis, words, settings, given, folder, build)
+    return QuoteSource(source, model, activations, curves, basis, words, settings, given, folder, build)
 
 
 def _without_curves(curves: Curves, real: RealModel, spec: ModelSpec) -> Curves:

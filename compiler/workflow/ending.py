@@ -40,7 +40,7 @@ from coldpress.runtime.sparsity import Selector
 from coldpress.schemas.device import UNCOMPUTED
 from coldpress.schemas.errors import ColdpressError, printable
 from coldpress.schemas.metrics import Metrics, PlanDrafts, PlanFigures, Protocol, Sample
-from coldpress.schemas.package import Export, Package
+from coldpress.schemas.package import Exported, Package
 from coldpress.schemas.sparsity import Tried
 
 UP_TO_DATE = "everything is up to date"
@@ -208,7 +208,7 @@ def corpus_of(protocol: Protocol) -> str:
 def exported(folder: Path, identity: str) -> list[tuple[str, str]]:
     """Returns a row for the exported file of this artifact, if there is one."""
     record = folder / "export.json"
-    found = load_record(record, Export) if record.exists() else None
+    found = load_record(record, Exported) if record.exists() else None
     if found is None or found.artifact_sha256 != identity or not Path(found.file).exists():
         return []
     rounded = f", {len(found.rounded)} tensors rounded again" if found.rounded else ""

@@ -16,7 +16,7 @@ from coldpress.cli.main import main
 from coldpress.compiler.device import command, host, overheads
 from coldpress.compiler.device import measure as measuring
 from coldpress.compiler.device.fio import JOBS, Stated, import_fio, read_report
-from coldpress.compiler.device.host import Point, Rounds, depth_of
+from coldpress.compiler.device.host import GridPoint, Rounds, depth_of
 from coldpress.compiler.device.measure import MEASURED, measure, storage_of
 from coldpress.compiler.device.shown import held_out_errors
 from coldpress.compiler.io import load_record
@@ -100,8 +100,8 @@ def test_the_job_file_covers_sizes_and_reads_in_flight() -> None:
 
 def test_points_deeper_than_the_queue_are_left_out() -> None:
     rates = {1: 4e7, 2: 8e7, 4: 1.5e8, 8: 1.51e8}
-    points = [Point(4096, depth, Rounds((rate, rate, rate / 2))) for depth, rate in rates.items()]
-    assert depth_of([*points, Point(65536, 16, Rounds((1e9,)))]) == 4
+    points = [GridPoint(4096, depth, Rounds((rate, rate, rate / 2))) for depth, rate in rates.items()]
+    assert depth_of([*points, GridPoint(65536, 16, Rounds((1e9,)))]) == 4
     flash = storage_of([(point.read_bytes, point.in_flight, point.rounds.median) for point in points], 4, "a test")
     assert [point.reads_in_flight for point in flash.read_curve.value] == [1, 2, 4]
 
@@ -453,7 +453,10 @@ def test_a_busy_machine_is_said_to_be_busy(
     monkeypatch.setattr("os.getloadavg", lambda: (load, 99.0, 99.0))
     monkeypatch.setattr(host, "num_cores", lambda: 4)
     monkeypatch.setattr(host, "dram_rates", lambda: Rounds(dram))
-    points = (Point(4096, 1, Rounds((4.0e7, 4.0e7))), Point(65536, 1, Rounds(tuple(1e8 * rate for rate in storage))))
+    points = (
+        GridPoint(4096, 1, Rounds((4.0e7, 4.0e7))),
+        GridPoint(65536, 1, Rounds(tuple(1e8 * rate for rate in storage))),
+    )
     monkeypatch.setattr(host, "measure_flash", lambda *_: points)
     monkeypatch.setattr(measuring, "computing", lambda *_: None)
     told: list[str] = []

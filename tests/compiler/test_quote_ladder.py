@@ -11,7 +11,7 @@ from coldpress.cli.main import main
 from coldpress.compiler.io import Workspace, save_record
 from coldpress.compiler.quote.decide import Asked, device_quotes
 from coldpress.compiler.quote.records import DeviceQuote
-from coldpress.compiler.quote.sources import Source, activations_of
+from coldpress.compiler.quote.sources import QuoteSource, activations_of
 from coldpress.compiler.stages import allocate
 from coldpress.compiler.stages.allocate import AllocateConfig
 from coldpress.schemas.compute import Compute, Figure, KernelRate
@@ -37,7 +37,7 @@ def device(**flash: Any) -> DeviceProfile:
 
 
 @pytest.fixture
-def source(tmp_path: Path) -> Source:
+def source(tmp_path: Path) -> QuoteSource:
     model = model_of(LAYERS, 256, 640, hidden_act="silu")
     curves = curves_of(model, tmp_path / "curves", RATIOS, FORMATS, TOKENS)
     activations = activations_of(curves, model.spec, tmp_path / "counted")
@@ -45,16 +45,16 @@ def source(tmp_path: Path) -> Source:
     given = {"model": "planted"}
     auto = dict.fromkeys(("method", "format", "kv_cache", "routing", "cache"), "auto")
     settings = {**auto, "context_length": CONTEXT_LENGTH}
-    return Source("build", "planted", model, activations, curves, "measured", "", settings, given, scratch, None)
+    return QuoteSource("build", model, activations, curves, "measured", "", settings, given, scratch, None)
 
 
-def quoted(source: Source, on: DeviceProfile, *budgets: str, quick: bool = True) -> tuple[DeviceQuote, ...]:
+def quoted(source: QuoteSource, on: DeviceProfile, *budgets: str, quick: bool = True) -> tuple[DeviceQuote, ...]:
     settings = {**source.settings, "dram_budget": ",".join(budgets)}
     given = {**source.given, "dram_budget": ",".join(budgets)}
     return device_quotes(replace(source, settings=settings, given=given), on, Asked(quick, with_steps=True))
 
 
-def built(source: Source, on: DeviceProfile, folder: Path, *budgets: str) -> Sparsity:
+def built(source: QuoteSource, on: DeviceProfile, folder: Path, *budgets: str) -> Sparsity:
     """What `allocate` records for a build of these budgets."""
     config = AllocateConfig(
         method="auto",
@@ -70,7 +70,9 @@ def built(source: Source, on: DeviceProfile, folder: Path, *budgets: str) -> Spa
 
 
 @pytest.mark.parametrize("latency_s", [1e-6, 1e-4])
-def test_each_budget_is_quoted_as_the_build_of_all_takes_it(source: Source, tmp_path: Path, latency_s: float) -> None:
+def test_each_budget_is_quoted_as_the_build_of_all_takes_it(
+    source: QuoteSource, tmp_path: Path, latency_s: float
+) -> None:
     on = device(latency_s=latency_s)
     found = quoted(source, on, *reversed(BUDGETS), quick=False)
     sparsity = built(source, on, tmp_path / "built", *BUDGETS)
@@ -85,7 +87,7 @@ def test_each_budget_is_quoted_as_the_build_of_all_takes_it(source: Source, tmp_
         assert quote.choice.reason == rung.tried[0].reason
 
 
-def test_a_budget_alone_may_take_what_the_build_of_all_does_not(source: Source) -> None:
+def test_a_budget_alone_may_take_what_the_build_of_all_does_not(source: QuoteSource) -> None:
     """Where all fits, int8 is the faster one, and plans share one image."""
     on = device(latency_s=1e-6)
     together = quoted(source, on, *BUDGETS)
@@ -96,7 +98,7 @@ def test_a_budget_alone_may_take_what_the_build_of_all_does_not(source: Source) 
     assert any("all budgets share" in one.choice.reason for one in together if one.choice is not None)
 
 
-def test_commands_are_of_the_build_of_all(source: Source) -> None:
+def test_commands_are_of_the_build_of_all(source: QuoteSource) -> None:
     found = quoted(source, device(), *BUDGETS)
     sizes = [one.dram_budget_bytes for one in found]
     assert sizes == sorted(sizes, reverse=True)
@@ -108,7 +110,7 @@ def test_commands_are_of_the_build_of_all(source: Source) -> None:
     assert alone.steps
 
 
-def test_a_build_is_refused_for_one_of_its_budgets(source: Source) -> None:
+def test_a_build_is_refused_for_one_of_its_budgets(source: QuoteSource) -> None:
     large, small = quoted(source, device(), "100%", "1000")
     assert not large.fits
     assert not small.fits

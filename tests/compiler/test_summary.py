@@ -10,7 +10,7 @@ from coldpress.compiler.io import load_record, save_record
 from coldpress.compiler.workflow import ending as summary
 from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.metrics import DenseRun, Metrics, Protocol, Sample, WholeInDram
-from coldpress.schemas.package import Export, Package
+from coldpress.schemas.package import Exported, Package
 from coldpress.schemas.sparsity import Tried
 from tests.support.records import DRAFTS, PROVENANCE, tiny_figures
 
@@ -263,7 +263,7 @@ def test_the_exported_file_is_named(folder: Path) -> None:
     """Where it is of this artifact, and still there."""
     assert "  exported  " not in summary.show(folder)
     file = folder / "demo.gguf"
-    record = Export(
+    record = Exported(
         target="gguf",
         file=str(file),
         sha256="c" * 64,

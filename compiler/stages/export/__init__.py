@@ -20,7 +20,7 @@ from coldpress.runtime.artifact.reader import Artifact, open_artifact
 from coldpress.runtime.plugins import load, options_of
 from coldpress.schemas.base import Options, Record
 from coldpress.schemas.config import Key, OptionsOf
-from coldpress.schemas.package import Export, Package
+from coldpress.schemas.package import Exported, Package
 from coldpress.schemas.preflight import StageNeeds
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class ExportConfig(Record):
     file: str = Field(description="path of the file to write")
 
 
-def run(config: ExportConfig, package: Package) -> Export:
+def run(config: ExportConfig, package: Package) -> Exported:
     """Writes the file, whole or not at all; replaces an existing one.
 
     Raises:
@@ -55,14 +55,14 @@ def run(config: ExportConfig, package: Package) -> Export:
     return exported(artifact, target, config.options, Path(config.file).absolute())
 
 
-def exported(artifact: Artifact, target: Target, given: Options, path: Path) -> Export:
+def exported(artifact: Artifact, target: Target, given: Options, path: Path) -> Exported:
     options = options_of(target, given)
     with replacing(path) as temporary:
         rounded = target.write(StoredModel(artifact), options, temporary)
         size_bytes = temporary.stat().st_size
     if rounded:
         LOG.info("export: %d tensors were rounded again, the first is %s", len(rounded), rounded[0])
-    return Export(
+    return Exported(
         target=target.name(),
         file=str(path),
         sha256=sha256_of(path),
