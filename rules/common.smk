@@ -6,7 +6,7 @@ import json
 import os
 import sys
 
-from coldpress.compiler.workflow import around_snakemake, commands, inputs, resources, settings
+from coldpress.compiler.workflow import around_snakemake, commands, inputs, settings
 from coldpress.compiler.workflow.around_snakemake import checked
 
 CONFIG = config["build"]  # resolved in builds.smk
@@ -59,7 +59,7 @@ def record_of(stage):
 
 
 def needs(stage):
-    return resources.of_stage(CONFIG, stage, inputs_of_rules, record_of)
+    return commands.resources(CONFIG, stage, inputs_of_rules, record_of)
 
 
 def per_chunk(stage):

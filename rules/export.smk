@@ -9,7 +9,6 @@ rule export:
     benchmark:
         f"{DEVICE}/benchmarks/export.tsv"
     localrule: STORED
-    threads: 1
     resources:
         **needs("export"),
     params:

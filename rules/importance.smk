@@ -17,7 +17,6 @@ rule importance:
     cache: CACHED
     priority: 1
     localrule: STORED
-    threads: 1
     resources:
         **needs("importance"),
     params:

@@ -13,7 +13,6 @@ rule ingest:
     benchmark:
         f"{MODEL}/benchmarks/ingest.tsv"
     localrule: STORED
-    threads: 1
     resources:
         **needs("ingest"),
     params:

@@ -11,7 +11,6 @@ rule layout:
     benchmark:
         f"{DEVICE}/benchmarks/layout.tsv"
     cache: CACHED
-    threads: 1
     resources:
         **needs("layout"),
     params:

@@ -14,7 +14,6 @@ rule order:
     benchmark:
         f"{DEVICE}/benchmarks/order/{{chunk}}.tsv"
     cache: CACHED
-    threads: 1
     resources:
         **needs("order"),
     params:

@@ -33,7 +33,6 @@ rule package:
     benchmark:
         f"{DEVICE}/benchmarks/package.tsv"
     localrule: True
-    threads: 1
     resources:
         **needs("package"),
     params:

@@ -13,7 +13,6 @@ rule place:
     benchmark:
         f"{DEVICE}/benchmarks/place.tsv"
     cache: CACHED
-    threads: 1
     resources:
         **needs("place"),
     params:

@@ -26,7 +26,6 @@ rule plan:
     benchmark:
         f"{DEVICE}/benchmarks/plan.tsv"
     cache: CACHED
-    threads: 1
     resources:
         **needs("plan"),
     params:

@@ -12,7 +12,6 @@ rule predict:
     benchmark:
         f"{DEVICE}/benchmarks/predict/{{chunk}}.tsv"
     cache: CACHED
-    threads: 1
     resources:
         **needs("predict"),
     params:

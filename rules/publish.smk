@@ -12,7 +12,6 @@ rule publish:
     benchmark:
         f"{DEVICE}/benchmarks/publish.tsv"
     localrule: True
-    threads: 1
     resources:
         **needs("publish"),
     params:

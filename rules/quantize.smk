@@ -14,7 +14,6 @@ rule quantize:
     benchmark:
         f"{DEVICE}/benchmarks/quantize/{{chunk}}.tsv"
     cache: CACHED
-    threads: 1
     resources:
         **needs("quantize"),
     params:

@@ -33,7 +33,6 @@ rule report:
     benchmark:
         f"{DEVICE}/benchmarks/report.tsv"
     localrule: STORED
-    threads: 1
     resources:
         **needs("report"),
     params:

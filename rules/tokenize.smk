@@ -15,7 +15,6 @@ rule tokenize:
         f"{MODEL}/benchmarks/tokenize.tsv"
     cache: CACHED
     localrule: STORED
-    threads: 1
     resources:
         **needs("tokenize"),
     params:

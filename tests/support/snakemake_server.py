@@ -39,7 +39,7 @@ def import_workflow() -> None:
 
     get_argument_parser()
     workflow = "coldpress.compiler.workflow"
-    names = (f"{workflow}.{name}" for name in ("around_snakemake", "commands", "download", "inputs", "resources"))
+    names = (f"{workflow}.{name}" for name in ("around_snakemake", "commands", "download", "inputs"))
     for name in ("smart_open", *names):
         importlib.import_module(name)
     from coldpress.compiler.code_digest import source_files
