@@ -4,6 +4,7 @@ those of each build's metrics.json, drawn by the code that draws the report."""
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from coldpress.compiler.block_statistics import with_error
 from coldpress.compiler.headline import headline, rate
@@ -27,17 +28,6 @@ class Compared:
     manifest: Manifest
 
 
-@dataclass(frozen=True)
-class _Shown:
-    letter: str
-    title: str
-    place: str
-    headline: str
-    budget_bytes: int
-    dram: DramBars
-    front: list[tuple[str, ...]]
-
-
 def render(one: Compared, other: Compared, rows: Sequence[tuple[str, ...]]) -> str:
     """Returns the page; `rows` are what differs: (name, value in A, value in B, how many times as large)."""
     both = dict(zip(LETTERS, (one, other), strict=True))
@@ -58,17 +48,17 @@ def render(one: Compared, other: Compared, rows: Sequence[tuple[str, ...]]) -> s
     )
 
 
-def _shown(letter: str, build: Compared) -> _Shown:
+def _shown(letter: str, build: Compared) -> dict[str, Any]:
     metrics = build.metrics
-    return _Shown(
-        letter=letter,
-        title=f"{metrics.model} on {metrics.device}",
-        place=f"{build.path}, {metrics.artifact_sha256[:12]}, made by coldpress {metrics.provenance.compiler}",
-        headline=headline(metrics, build.manifest.device.title),
-        budget_bytes=metrics.budget_bytes,
-        dram=DramBars.of(metrics),
-        front=front_rows(metrics),
-    )
+    return {
+        "letter": letter,
+        "title": f"{metrics.model} on {metrics.device}",
+        "place": f"{build.path}, {metrics.artifact_sha256[:12]}, made by coldpress {metrics.provenance.compiler}",
+        "headline": headline(metrics, build.manifest.device.title),
+        "budget_bytes": metrics.budget_bytes,
+        "dram": DramBars.of(metrics),
+        "front": front_rows(metrics),
+    }
 
 
 def _figures(one: Metrics, other: Metrics) -> Iterator[tuple[str, ...]]:

@@ -24,7 +24,7 @@ from coldpress.compiler.io import load_record, replacing
 from coldpress.compiler.provenance import DECIDING, provenance, versions
 from coldpress.compiler.python_api import started
 from coldpress.compiler.workflow.last_words import REFUSAL, exit_code, why_not_built
-from coldpress.compiler.workflow.matrix import MATRIX, ONLY, Cell, check_together, modules, selected
+from coldpress.compiler.workflow.matrix import MATRIX, ONLY, Cells, check_together, modules, selected
 from coldpress.compiler.workflow.progress import follow
 from coldpress.compiler.workflow.settings import BuildConfig, resolve
 from coldpress.runtime.artifact.reader import open_artifact
@@ -121,8 +121,8 @@ def run(
     for name, why in refused.items():
         tell(f"{REFUSAL}{name}: {why}")
     rows = [
-        _refusal(cell, refused[cell.name]) if cell.name in refused else _built(cell, left[cell.name], folder, start_s)
-        for cell in found
+        _refusal(name, refused[name]) if name in refused else _built(name, left[name], folder, start_s)
+        for name in found
     ]
     results = MatrixResults(compiler=provenance().compiler, versions=versions(DECIDING), rows=tuple(rows))
     findings = compare(results, known) if known else []
@@ -139,14 +139,14 @@ def run(
     return FAILED if results.num_failed or sentences else DONE, results
 
 
-def _resolved(found: Sequence[Cell]) -> tuple[dict[str, BuildConfig], dict[str, str]]:
+def _resolved(found: Cells) -> tuple[dict[str, BuildConfig], dict[str, str]]:
     builds: dict[str, BuildConfig] = {}
     refused: dict[str, str] = {}
-    for cell in found:
+    for name, config in found.items():
         try:
-            builds[cell.name] = resolve(cell.config)
+            builds[name] = resolve(config)
         except ColdpressError as error:
-            refused[cell.name] = str(error)
+            refused[name] = str(error)
     return builds, refused
 
 
@@ -196,17 +196,17 @@ def _made(file: Path, builds: Mapping[str, BuildConfig], told: Sequence[str]) ->
     return refused
 
 
-def _refusal(cell: Cell, why: str) -> BuildResult:
-    return BuildResult(name=cell.name, exit_code=exit_code(f"{REFUSAL}{why}"), seconds=0.0, refusal=why)
+def _refusal(name: str, why: str) -> BuildResult:
+    return BuildResult(name=name, exit_code=exit_code(f"{REFUSAL}{why}"), seconds=0.0, refusal=why)
 
 
-def _built(cell: Cell, build: BuildConfig, folder: Path, start_s: float) -> BuildResult:
+def _built(name: str, build: BuildConfig, folder: Path, start_s: float) -> BuildResult:
     file = build.target_folder / "metrics.json"
     metrics = load_record(file, Metrics)
     error = metrics.ppl_ratio_error  # no number where there is one block
     errors = {"ppl_ratio": error} if error is not None and math.isfinite(error) else {}
     return BuildResult(
-        name=cell.name,
+        name=name,
         exit_code=0,
         seconds=max(0.0, file.stat().st_mtime - start_s),
         artifact=os.path.relpath(build.artifact, folder),

@@ -12,7 +12,6 @@ keys: {dram_budget: 50%}                 # of every build; may be left out
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,6 +29,8 @@ ALONE = "build"
 SHARED = ("ingest", "tokenize", "relufy", "calibrate", "explore")
 """Stages whose results the builds of one model share; rules/builds.smk names their rules."""
 Value = str | bool | int | float
+Cells = dict[str, dict[str, str]]
+"""Model, device and floor of a build, with slashes between them -> its values as for `snakemake --config`."""
 
 
 class ModelEntry(Record):
@@ -50,14 +51,6 @@ class Matrix(Record):
     keys: dict[str, Value] = Field(default={})
 
 
-@dataclass(frozen=True)
-class Cell:
-    name: str
-    """Model, device and floor, with slashes between them; the key of `accepted.json`."""
-    config: dict[str, str]
-    """Values as for `snakemake --config`."""
-
-
 def read_matrix(path: Path) -> Matrix:
     """Reads a matrix; raises ColdpressError if the file is missing, is no YAML, or lacks something."""
     import yaml
@@ -74,9 +67,9 @@ def read_matrix(path: Path) -> Matrix:
         raise ColdpressError(f"{path}: {place}: {first['msg']}; see `coldpress build --help`") from error
 
 
-def cells(matrix: Matrix, folder: Path) -> list[Cell]:
+def cells(matrix: Matrix, folder: Path) -> Cells:
     """Lists the builds by model, whose folders are looked for in `folder`; raises ColdpressError if names repeat."""
-    found: dict[str, Cell] = {}
+    found: Cells = {}
     for entry in matrix.models:
         near = folder / entry.model
         is_profile = entry.model in model_names()  # as `coldpress build` takes it: a folder of that name does not count
@@ -92,8 +85,8 @@ def cells(matrix: Matrix, folder: Path) -> list[Cell]:
                     )
                 of_floor = {} if floor is None else {"max_ppl_ratio": floor, "label": f"ppl{floor:g}"}
                 keys = {"model": model, "device": device} | matrix.keys | entry.keys | of_floor
-                found[name] = Cell(name, {key: _text(value) for key, value in keys.items()})
-    return list(found.values())
+                found[name] = {key: _text(value) for key, value in keys.items()}
+    return found
 
 
 def builds_of(raw: Mapping[str, Any], ask: bool = True) -> dict[str, BuildConfig]:
@@ -106,11 +99,11 @@ def builds_of(raw: Mapping[str, Any], ask: bool = True) -> dict[str, BuildConfig
     if others := sorted(raw.keys() - {MATRIX, ONLY}):
         raise ColdpressError(f"{others[0]} was given with {MATRIX}, whose file names models and keys; leave one out")
     found: dict[str, BuildConfig] = {}
-    for cell in selected(Path(str(raw[MATRIX])), str(raw[ONLY]) if ONLY in raw else None):
+    for name, config in selected(Path(str(raw[MATRIX])), str(raw[ONLY]) if ONLY in raw else None).items():
         try:
-            found[cell.name] = resolve(cell.config, ask=ask)
+            found[name] = resolve(config, ask=ask)
         except ColdpressError as error:
-            raise ColdpressError(f"{cell.name}: {error}") from error
+            raise ColdpressError(f"{name}: {error}") from error
     found = _with_drafts(found)
     check_together(found)
     return found
@@ -146,15 +139,15 @@ def modules(builds: Mapping[str, BuildConfig]) -> list[Module]:
     return found
 
 
-def selected(file: Path, only: str | None) -> list[Cell]:
+def selected(file: Path, only: str | None) -> Cells:
     """Returns the builds of a file that `only` names; all of them without it. Raises ColdpressError if the file cannot
     be read, or `only` names what it does not have."""
-    found = {cell.name: cell for cell in cells(read_matrix(file), file.resolve().parent)}
+    found = cells(read_matrix(file), file.resolve().parent)
     names = found if only is None else only.split(",")
     for name in names:
         if name not in found:
             raise ColdpressError(f"{ONLY}={clipped(name)}: {file} has {', '.join(found)}")
-    return [cell for name, cell in found.items() if name in names]
+    return {name: config for name, config in found.items() if name in names}
 
 
 def check_together(builds: Mapping[str, BuildConfig]) -> None:

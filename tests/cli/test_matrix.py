@@ -105,7 +105,7 @@ floors: [1.02, 1.05]
 keys: {dram_budget: 50%, distill: true}
 """,
     )
-    found = {cell.name: cell.config for cell in cells(read_matrix(path), tmp_path)}
+    found = cells(read_matrix(path), tmp_path)
     assert list(found)[:5] == [
         "tiny/pixel6/1.02",
         "tiny/pixel6/1.05",
@@ -129,8 +129,8 @@ def test_a_profile_is_taken_although_a_folder_has_its_name(tmp_path: Path) -> No
     """As in a checkout, whose folder `demo` holds the model's recipe."""
     (tmp_path / "relu-demo").mkdir()
     path = written(tmp_path, "models: [{model: relu-demo}]\ndevices: [pixel6]\n")
-    (cell,) = cells(read_matrix(path), tmp_path)
-    assert cell.config["model"] == "relu-demo"
+    (config,) = cells(read_matrix(path), tmp_path).values()
+    assert config["model"] == "relu-demo"
 
 
 @pytest.mark.parametrize(
