@@ -155,15 +155,11 @@ def built(config: Mapping[str, str]) -> dict[str, Any]:
     resolved = resolve(config)
     metrics = load_record(resolved.target_folder / "metrics.json", Metrics)
     return {
-        "artifact": _here(resolved.artifact),
+        "artifact": os.path.relpath(resolved.artifact),
         "manifest_sha256": metrics.artifact_sha256,
-        "report": _here(resolved.target_folder / "report.html"),
+        "report": os.path.relpath(resolved.target_folder / "report.html"),
         "metrics": metrics.model_dump(mode="json"),
     }
-
-
-def _here(path: Path) -> str:
-    return os.path.relpath(path)
 
 
 COMMAND = with_keys(
