@@ -240,7 +240,16 @@ class _Quoting:
             "ppl_ratio": self._quality(best, division),
             **build_costs(self._source, self._device, division, self._budgets),
             "token_energy_j": self._exact(None, "unknown: the device's profile has no figure of energy"),
+            **self._drafted(),
         }
+
+    def _drafted(self) -> dict[str, Estimate]:
+        """What nobody can say before the two models were compared; nothing without a draft model."""
+        named = self._source.given.get("draft_model")
+        if named is None:
+            return {}
+        words = f"unknown: a build compares {named}'s guesses with the model's choices; the figures are without drafts"
+        return {"drafted_tokens_per_s": self._exact(None, words)}
 
     def _speed(self, tokens: list[Token], division: Sparsity) -> dict[str, Estimate]:
         borrowed = self._source.basis != "measured" and not division.is_whole

@@ -60,8 +60,8 @@ class DeviceQuote(Record):
     """Part that takes most of a token's time; DRAM stands for computing, which the law counts by bytes."""
     figures: dict[str, Estimate]
     """By name: tokens_per_s, token_flash_bytes, token_reads, hit_rate, flash_share, first_token_s, ppl_ratio,
-    least_dram_bytes, recommended_dram_bytes, disk_bytes, download_bytes, build_s, written_bytes, token_energy_j. A
-    budget that fits nothing has the two figures of DRAM alone."""
+    least_dram_bytes, recommended_dram_bytes, disk_bytes, download_bytes, build_s, written_bytes, token_energy_j;
+    with a draft model drafted_tokens_per_s. A budget that fits nothing has the two figures of DRAM alone."""
     next_budget: Step | None = None
     """The least larger budget that is clearly faster; None if none is, or none was tried."""
     steps: tuple[Step, ...] = ()

@@ -25,6 +25,7 @@ WORDS = {
     "build_s": "build time",
     "written_bytes": "wear: bytes written",
     "token_energy_j": "energy per token",
+    "drafted_tokens_per_s": "tokens/s with drafts",
 }
 SHARES = ("hit_rate", "flash_share")
 UNKNOWN = "unknown"

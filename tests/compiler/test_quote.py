@@ -79,12 +79,26 @@ def refused(capsys: pytest.CaptureFixture[str], model: object, *arguments: str) 
     return capsys.readouterr().err
 
 
+def test_a_quote_says_that_drafts_are_not_in_its_figures(
+    capsys: pytest.CaptureFixture[str], config_alone: Path
+) -> None:
+    asked = (config_alone, "--dram-budget", "60%")
+    (device,) = quoted(capsys, *asked, "--draft-model", str(config_alone))["devices"]
+    figure = device["figures"].pop("drafted_tokens_per_s")
+    assert figure["value"] is None
+    assert figure["basis"].startswith(f"unknown: a build compares {config_alone}'s guesses")
+    (alone,) = quoted(capsys, *asked)["devices"]
+    assert {name: each["value"] for name, each in device["figures"].items()} == {
+        name: each["value"] for name, each in alone["figures"].items()
+    }
+
+
 def test_a_model_is_quoted_by_config_json_alone(capsys: pytest.CaptureFixture[str], config_alone: Path) -> None:
     found = quoted(capsys, config_alone, "--dram-budget", "60%")
     assert (found["source"], found["basis"], found["context_length"]) == ("config", "same kind of model", 256)
     (device,) = found["devices"]
     assert device["fits"]
-    assert set(device["figures"]) == set(WORDS)
+    assert set(device["figures"]) == set(WORDS) - {"drafted_tokens_per_s"}
     for name, figure in device["figures"].items():
         assert figure["basis"], name
         if figure["low"] is not None:
