@@ -18,7 +18,7 @@ from coldpress.runtime.extents import Extents, span_bytes
 from coldpress.runtime.plan.budget import fixed_bytes
 from coldpress.runtime.store import planner
 from coldpress.runtime.store.facts import Key
-from coldpress.runtime.store.reads import MAX_READ_BYTES, longest_read_bytes
+from coldpress.runtime.store.planner import MAX_READ_BYTES, longest_read_bytes
 from coldpress.runtime.store.resident import seconds_before, uses_all
 from coldpress.schemas.device import Flash, flash_seconds
 from coldpress.schemas.errors import ColdpressError
@@ -49,8 +49,6 @@ NOTHING = Ahead(0, 1.0)
 
 
 class Room(NamedTuple):
-    """The memory that the guesses of a family may take."""
-
     section_bytes: int
     """Most bytes that the guess for one section takes, whole pages."""
     copies: int
@@ -184,11 +182,10 @@ def buffer_bytes(reading: Reading, idle_s: float, guess: float, free_bytes: int)
 def _largest(sections: Sequence[Section], family: FamilyName) -> Section:
     """Returns a family's section with the most layers, of several with as many the first one with the largest units.
     The family's first section is left out, because no section before it could guess it."""
-    return max([section for section in sections if section.family == family][1:], key=_by_size)
-
-
-def _by_size(section: Section) -> tuple[int, int]:
-    return len(section.layers), section.unit_bytes
+    return max(
+        [section for section in sections if section.family == family][1:],
+        key=lambda section: (len(section.layers), section.unit_bytes),
+    )
 
 
 def _guessed_s(reading: Reading, section: Section, guess: float) -> float:
@@ -213,10 +210,7 @@ def scattered(count: int, seed: int) -> np.ndarray:
 
 def wanted(manifest: Manifest, plan: Plan, preload: Preload) -> Ahead:
     """Returns a plan's settings for reading ahead under the user's `preload`: the plan's own, or else `fitting` ones.
-
-    Raises:
-        ColdpressError: if `preload` is on and nothing can be read ahead.
-    """
+    Raises `ColdpressError` if `preload` is on and nothing can be read ahead."""
     if preload == "off":
         return NOTHING
     if plan.preload_buffer_bytes:
