@@ -133,11 +133,4 @@ def union(chosen: Sequence[np.ndarray], num_units: int) -> tuple[np.ndarray, np.
 def _predictor_arrays(artifact: Artifact, layer: int) -> dict[str, np.ndarray]:
     """Returns the arrays of a layer's predictor; none for a layer without one, whose tokens use all units."""
     found = artifact.predictors.get(layer)
-    if found is None:
-        return {}
-    return {
-        "fc1": found.fc1,
-        "fc2": found.fc2,
-        "format": np.array(found.format),
-        "threshold": np.array(found.threshold),
-    }
+    return {} if found is None else {name: np.asarray(value) for name, value in vars(found).items()}

@@ -8,13 +8,12 @@ part of a guess is read.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 
-from coldpress.runtime.extents import Extents, span_bytes
+from coldpress.runtime.extents import span_bytes
 from coldpress.runtime.plan.budget import fixed_bytes
 from coldpress.runtime.store import planner
 from coldpress.runtime.store.facts import Key
@@ -90,31 +89,6 @@ class Reading:
     """The device's law, at the plan's queue depth."""
     gap_bytes: int
 
-    @property
-    def page_bytes(self) -> int:
-        return self.flash.page_bytes.value
-
-    @cached_property
-    def held(self) -> dict[Key, float]:
-        """Share of each part's units that DRAM holds."""
-        units = {(layer, section.family): section.num_units for section in self.sections for layer in section.layers}
-        return {
-            (part.layer, part.family): (part.num_pinned + part.cache_slots) / units[part.layer, part.family]
-            for part in self.parts
-        }
-
-    @cached_property
-    def density(self) -> dict[Key, float]:
-        return {(part.layer, part.family): part.density for part in self.parts}
-
-    def read_s(self, reads: Extents) -> float:
-        return float(flash_seconds(self.flash, len(reads), reads.num_bytes))
-
-    def plan(self, units: planner.Strided, positions: np.ndarray, most_bytes: int = MAX_READ_BYTES) -> planner.ReadPlan:
-        """Plans the reads for units at ascending `positions`, none longer than `most_bytes`."""
-        longest = longest_read_bytes(most_bytes, units.unit_bytes, self.page_bytes)
-        return planner.plan_reads(units, positions, self.page_bytes, self.gap_bytes, longest)
-
 
 def rooms(sections: Sequence[Section], parts: Iterable[PartPlan], page_bytes: int) -> dict[FamilyName, Room]:
     """Returns the room for each family that can be guessed and is not entirely in DRAM."""
@@ -162,7 +136,7 @@ def buffer_bytes(reading: Reading, idle_s: float, guess: float, free_bytes: int)
     The buffer has room for at least one unit. In `idle_s` seconds per layer no request waits; of guessed units the
     fraction `guess` is read. See `most_bytes` for `free_bytes`.
     """
-    page_bytes, sections = reading.page_bytes, reading.sections
+    page_bytes, sections = reading.flash.page_bytes.value, reading.sections
     most = most_bytes(sections, reading.parts, page_bytes, free_bytes)
     if not most:
         return 0
@@ -190,14 +164,19 @@ def _largest(sections: Sequence[Section], family: FamilyName) -> Section:
 
 def _guessed_s(reading: Reading, section: Section, guess: float) -> float:
     """Returns the seconds to read the guess for all layers of a section if units lie on flash in random order."""
-    density = max(reading.density[layer, section.family] for layer in section.layers)
+    planned = {(part.layer, part.family): part for part in reading.parts}
+    parts, page_bytes = [planned[layer, section.family] for layer in section.layers], reading.flash.page_bytes.value
+    density = max(part.density for part in parts)
     chosen = np.flatnonzero(scattered(section.num_units, 0) < guess * density)
+    held = [(part.num_pinned + part.cache_slots) / section.num_units for part in parts]
     missing = [
-        chosen[scattered(chosen.size, 1 + layer) >= reading.held[layer, section.family]] * len(section.layers) + index
-        for index, layer in enumerate(section.layers)
+        chosen[scattered(chosen.size, 1 + part.layer) >= share] * len(parts) + index
+        for index, (part, share) in enumerate(zip(parts, held, strict=True))
     ]
     units = planner.Strided(section.offset_bytes, section.unit_bytes, section.unit_bytes)
-    return reading.read_s(reading.plan(units, np.sort(np.concatenate(missing))).extents)
+    longest, positions = longest_read_bytes(MAX_READ_BYTES, section.unit_bytes, page_bytes), np.concatenate(missing)
+    reads = planner.plan_reads(units, np.sort(positions), page_bytes, reading.gap_bytes, longest).extents
+    return float(flash_seconds(reading.flash, len(reads), reads.num_bytes))
 
 
 def scattered(count: int, seed: int) -> np.ndarray:
