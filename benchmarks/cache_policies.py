@@ -34,8 +34,7 @@ from benchmarks.shared.cache_figures import (
 from benchmarks.shared.cache_traces import CONTEXT_TOKENS, PLANTED, REAL, Trace, traces_of
 from coldpress.runtime.cache import read_choice
 from coldpress.runtime.profiles.devices import load_device
-from coldpress.runtime.store.planner import Strided
-from coldpress.runtime.store.reads import MAX_READ_BYTES
+from coldpress.runtime.store.planner import MAX_READ_BYTES, Strided
 from coldpress.schemas.device import DeviceProfile
 from tests.support.caches import empty
 

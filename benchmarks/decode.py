@@ -115,7 +115,7 @@ class Noted(simulated.Plugin):
         self.calls: list[Extents] = []
 
     def submit(self, extents: Extents, into: np.ndarray, landing: Landing | None = None) -> simulated.Modelled:
-        """See `coldpress.runtime.flash.Reader`."""
+        """See `coldpress.runtime.flash.Flash`."""
         self.calls.append(extents)
         return super().submit(extents, into, landing)
 

@@ -23,8 +23,7 @@ from coldpress.compiler.device.shown import held_out_errors
 from coldpress.runtime.extents import Extents
 from coldpress.runtime.profiles.devices import load_device
 from coldpress.runtime.store import planner
-from coldpress.runtime.store.planner import Strided
-from coldpress.runtime.store.reads import MAX_READ_BYTES
+from coldpress.runtime.store.planner import MAX_READ_BYTES, Strided
 from coldpress.schemas.device import Flash, flash_seconds
 from coldpress.schemas.law import OVERLAPS, fit
 

@@ -23,7 +23,7 @@ from benchmarks.harness import Benchmark, Cell, Row, Spread, gain, interleaved, 
 from benchmarks.shared.ggml import GgmlProduct
 from coldpress.compiler.llama_cpp.types import NAMES
 from coldpress.runtime import _native
-from coldpress.runtime.kernels import gemv, mlp, rows
+from coldpress.runtime.kernels import mlp, products
 from coldpress.runtime.kernels.activations import ACTIVATIONS, DEFAULT_ACTIVATIONS
 from coldpress.runtime.plugins import load, names
 from coldpress.runtime.quantization import Format
@@ -81,28 +81,28 @@ def native_calls(given: Operands, threads: int) -> Iterator[tuple[str, Call]]:
         slots = some_units(given.rng, density)
         weights = given.rng.standard_normal(slots.size).astype(np.float32)
         packed = given.packed, slots, 0, LENGTH, FORMAT
-        bundled = given.bundled, slots, layout, given.x, mlp.Terms(), threads
-        yield name_of("axpy", "fp32", density), lambda p=packed, w=weights: rows.axpy_rows(*p, w, threads)
+        bundled = given.bundled, slots, layout, given.x[None], mlp.Terms(), threads
+        yield name_of("axpy", "fp32", density), lambda p=packed, w=weights: products.axpy_rows(*p, w, threads)
         for kind in ACTIVATIONS:
-            yield name_of("dot", kind, density), lambda p=packed, k=kind: rows.dot_rows(*p, given.x, threads, k)
-            yield name_of("mlp", kind, density), lambda b=bundled, k=kind: mlp.mlp_rows(*b, k)
+            yield name_of("dot", kind, density), lambda p=packed, k=kind: products.dot_rows(*p, given.x, threads, k)
+            yield name_of("mlp", kind, density), lambda b=bundled, k=kind: mlp.mlp(*b, k)
     every, weights = np.arange(UNITS, dtype=np.int32), given.rng.standard_normal(UNITS).astype(np.float32)
     for name in FORMATS:
         matrix = given.packed if name == FORMAT else whole_matrix(name, given.rng)
         for kind in ACTIVATIONS:
             whole = matrix, LENGTH, name, given.x, threads, kind
-            yield name_of(f"gemv {name}", kind), lambda w=whole: gemv.gemv(*w)
+            yield name_of(f"gemv {name}", kind), lambda w=whole: products.gemv(*w)
         columns = matrix, every, 0, LENGTH, name, weights, threads
-        yield name_of(f"axpy {name}", "fp32"), lambda c=columns: rows.axpy_rows(*c)
+        yield name_of(f"axpy {name}", "fp32"), lambda c=columns: products.axpy_rows(*c)
         if name in GGML_TYPES:
             product = GgmlProduct(matrix, LENGTH, GGML_TYPES[name])
             yield name_of(f"{LLAMA} {name}"), lambda p=product: p(given.x, threads)
 
 
-def layout_of(name: str) -> mlp.Layout:
+def layout_of(name: str) -> mlp.UnitLayout:
     """Returns the layout of bundles of three in a format."""
     size = load("coldpress.runtime.quantization", Format, name).nbytes(LENGTH)
-    return mlp.Layout(0, size, 2 * size, LENGTH, name, "silu", 0.0)
+    return mlp.UnitLayout((0, name), (size, name), (2 * size, name), LENGTH, "silu", 0.0)
 
 
 def some_units(rng: np.random.Generator, density: float) -> np.ndarray:
@@ -115,7 +115,7 @@ def several_calls(given: Operands, threads: int) -> Iterator[tuple[str, Call]]:
     several, terms = given.rng.standard_normal((TOKENS, LENGTH)).astype(np.float32), mlp.Terms()
     for density in DENSITIES:
         place = given.bundled, some_units(given.rng, density), layout_of(FORMAT), several, terms, threads
-        yield name_of("several", FORMAT, density), lambda p=place: mlp.mlp_rows_each(*p)
+        yield name_of("several", FORMAT, density), lambda p=place: mlp.mlp(*p)
 
 
 def whole_matrix(name: str, rng: np.random.Generator) -> np.ndarray:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from benchmarks.harness import Benchmark, Cell, Row, gain, interleaved, main, option, spread
-from coldpress.runtime.kernels import matmul
+from coldpress.runtime.kernels import products
 from coldpress.runtime.quantization import int4_group32
 
 FORMAT = "int4_group32"
@@ -43,8 +43,8 @@ class Plugin(Benchmark[Options]):
         width = LENGTH if cell["product"] == "matmul" else self.options.rows
         x = np.random.default_rng(1).standard_normal((cell["tokens"], width)).astype(np.float32)
         works = {
-            "matmul": (lambda: matmul.matmul(codes, LENGTH, FORMAT, x), lambda: x @ floats.T),
-            "matmul_t": (lambda: matmul.matmul_t(codes, LENGTH, FORMAT, x), lambda: x @ floats),
+            "matmul": (lambda: products.matmul(codes, LENGTH, FORMAT, x), lambda: x @ floats.T),
+            "matmul_t": (lambda: products.matmul_t(codes, LENGTH, FORMAT, x), lambda: x @ floats),
         }
         ours, bare = works[cell["product"]]
         found = interleaved(
@@ -57,13 +57,13 @@ class Plugin(Benchmark[Options]):
         random = np.random.default_rng(0)
         block = int4_group32.Plugin().encode(random.standard_normal((256, LENGTH)).astype(np.float32))
         codes = np.tile(block, (self.options.rows // len(block), 1))
-        return codes, matmul.decode_rows(codes, LENGTH, FORMAT)
+        return codes, products.decode_rows(codes, LENGTH, FORMAT)
 
 
 def _decode_in_blocks(codes: np.ndarray) -> None:
     step = BLOCK_BYTES // (4 * LENGTH)
     for start in range(0, len(codes), step):
-        matmul.decode_rows(codes[start : start + step], LENGTH, FORMAT)
+        products.decode_rows(codes[start : start + step], LENGTH, FORMAT)
 
 
 if __name__ == "__main__":

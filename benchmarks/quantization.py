@@ -43,7 +43,7 @@ from coldpress.compiler.llama_cpp.types import decode
 from coldpress.compiler.rounding import gptq, rtn
 from coldpress.compiler.rounding._matrix import Known, Rounding
 from coldpress.compiler.stages.allocate._mixed import Mixes, expected_effects
-from coldpress.runtime.kernels.matmul import decode_rows
+from coldpress.runtime.kernels.products import decode_rows
 from coldpress.schemas.activations import Activations
 from coldpress.schemas.corpus import Corpus
 from coldpress.schemas.families import FormatName, unit_role

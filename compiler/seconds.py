@@ -26,7 +26,7 @@ from coldpress.runtime.store import planner
 from coldpress.runtime.store.clock import arrival
 from coldpress.runtime.store.computing import Arrival, weight_seconds
 from coldpress.runtime.store.facts import Key
-from coldpress.runtime.store.reads import longest_read_bytes, room_bytes
+from coldpress.runtime.store.planner import longest_read_bytes, room_bytes
 from coldpress.runtime.trace import END, FETCH, NO_IDS, Event
 from coldpress.schemas import __version__
 from coldpress.schemas.compute import Overlap

@@ -97,11 +97,9 @@ class Model:
         self._totals = Totals()
 
     def __enter__(self) -> "Model":
-        """Returns the model itself."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Closes the model."""
         self.close()
 
     def close(self) -> None:
@@ -288,7 +286,7 @@ class Model:
         lengths = [len(run.ids) + max_new_tokens for run in runs]
         if not lengths:
             return
-        most = 1 if decoder.sees_residency else FEW_TOKENS
+        most = 1 if decoder.selection.sees_residency else FEW_TOKENS
         room = Room(1, max(lengths), max(lengths)) if most == 1 else room_of(self._session, lengths, most)
         prompts = [run.prompt(sampling.at(place)) for place, run in enumerate(runs)]
 

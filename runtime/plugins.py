@@ -83,21 +83,14 @@ def _shared(plugin: type[PluginBase]) -> PluginBase:
 
 
 def options_of(plugin: PluginBase | type[PluginBase], values: Mapping[str, Any]) -> Any:
-    """The `OPTIONS` record of a plug-in, with its defaults where `values` says nothing.
-
-    Raises:
-        ColdpressError: if the plug-in has no such option, in which case the text lists its options, or a value does
-            not fit.
-    """
+    """The `OPTIONS` record of a plug-in, with its defaults where `values` says nothing. Raises `ColdpressError` if the
+    plug-in has no such option, in which case the text lists its options, or a value does not fit."""
     return record_of(plugin.OPTIONS, "option", plugin.name(), values)
 
 
 def record_of(kind: type[Settings], what: str, whose: str, values: Mapping[str, Any]) -> Settings:
-    """The record with these values, and its defaults where they say nothing; `what` of `whose` names a field.
-
-    Raises:
-        ColdpressError: as `options_of`.
-    """
+    """The record with these values, and its defaults where they say nothing; `what` of `whose` names a field. Raises
+    `ColdpressError` as `options_of`."""
     fields = kind.model_fields
     unknown = [key for key in values if key not in fields]
     if unknown:

@@ -13,11 +13,8 @@ UNITS = {
 
 
 def parse_bytes(text: int | str) -> int:
-    """Returns the bytes of `3221225472`, `3GB` (10^9) or `1.5GiB` (2^30); case does not matter.
-
-    Raises:
-        ColdpressError: if the text is not such an amount, or not from 1 to 2^53 - 1 bytes.
-    """
+    """Returns the bytes of `3221225472`, `3GB` (10^9) or `1.5GiB` (2^30); case does not matter. Raises `ColdpressError`
+    if the text is not such an amount, or not from 1 to 2^53 - 1 bytes."""
     text = str(text)
     match = re.fullmatch(r"\s*(\d{1,300}(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
     units = {name.upper(): size for name, size in UNITS.items()}

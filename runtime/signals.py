@@ -45,8 +45,6 @@ class Signals:
 
 @dataclass(frozen=True)
 class Decided:
-    """Figures per decoded token, over all layers."""
-
     token_s: float
     """Modelled."""
     hit_rate: float
@@ -114,12 +112,8 @@ def _check(field: str, array: np.ndarray, shape: tuple[int, ...]) -> None:
 
 
 def decide(artifact: Artifact, plan: Plan, signals: Signals) -> Decided:
-    """Returns the figures of a token while the plan's selector chooses from `signals`.
-
-    Raises:
-        ColdpressError: if the plan reads ahead, for which signals of all layers are needed, or its cache must know the
-            requests to come.
-    """
+    """Returns the figures of a token while the plan's selector chooses from `signals`. Raises `ColdpressError` if the
+    plan reads ahead, for which signals of all layers are needed, or its cache must know the requests to come."""
     _check_plan(artifact, plan)
     spec, selection = artifact.manifest.model, Selection(artifact, plan)
     traced = plan.model_copy(update={"parts": tuple(part for part in plan.parts if part.layer in signals.layers)})

@@ -42,10 +42,7 @@ def simulate(artifact: Artifact, plan: Plan, trace: Iterable[Event], before: Seq
 
     `decode_s` and `prefill_s` are modelled; `prefill_s` counts only flash. The events `before` fill the caches and are
     not counted; the token numbers of `trace` continue theirs. The trace is not held in memory, unless the cache looks
-    ahead.
-
-    Raises:
-        ColdpressError: if the trace asks for units that the artifact does not have.
+    ahead. Raises `ColdpressError` if the trace asks for units that the artifact does not have.
     """
     requests = None
     if plugins.load_class("coldpress.runtime.cache", CachePolicy, plan.cache).looks_ahead:
@@ -92,7 +89,8 @@ def simulate_choices(
                 store.start_counting()
             for key in keys:
                 deque(store.submit(key, choose(key, token, store.residency(key))), maxlen=0)
-                read_next(store, ahead.get(key))
+                if key in ahead:
+                    store.read_ahead(*ahead[key])
             if reads_rows:
                 read_some_rows(store, range(token, token + 1))
             store.end_tokens()
@@ -149,7 +147,8 @@ def pass_seconds(artifact: Artifact, plan: Plan, most_tokens: int) -> list[float
             clock.start()
         for key, ids in units.items():
             deque(store.submit(key, ids), maxlen=0)
-            read_next(store, ahead.get(key))
+            if key in ahead:
+                store.read_ahead(*ahead[key])
         store.end_tokens()
     times = times_traced(artifact.manifest, plan)
     return [
@@ -175,11 +174,6 @@ def units_following(artifact: Artifact, plan: Plan) -> dict[Key, tuple[Key, np.n
     return {key: (next_key, units[next_key]) for key, next_key in next_keys.items()}
 
 
-def read_next(store: Store, units: tuple[Key, np.ndarray] | None) -> None:
-    if units is not None:
-        store.read_ahead(*units)
-
-
 def on_device(artifact: Artifact, device: DeviceProfile | None) -> Artifact:
     """Returns the artifact as if compiled for `device`, which changes only the seconds of a simulation. The caller
     keeps `artifact` alive: the copy shares its open folder."""
@@ -197,8 +191,6 @@ def times_traced(manifest: Manifest, plan: Plan) -> float:
 
 @dataclass
 class Opening(Observer):
-    """Modelled seconds of the reads before a first token."""
-
     load_s: float = 0.0
     """Seconds for the pinned units."""
     passes: dict[Key, Arrival] = field(default_factory=dict[Key, Arrival])
@@ -293,11 +285,8 @@ class Checked:
         self._first_token, self._passes = self._last_token, set[int]()
 
     def __call__(self, trace: Iterable[Event]) -> Iterator[Event]:
-        """Yields the events of the trace, or of its next part.
-
-        Raises:
-            ColdpressError: naming the first event that is refused.
-        """
+        """Yields the events of the trace, or of its next part. Raises `ColdpressError` naming the first event that is
+        refused."""
         for event in trace:
             num_units = self._known.get((event.layer, event.family), 0)
             largest = int(event.ids[-1]) if event.ids.size else 0

@@ -48,8 +48,6 @@ class Event:
 
 @dataclass
 class Recorder(Observer):
-    """Takes down what a store is asked for."""
-
     events: list[Event] = field(default_factory=list[Event])
     num_tokens: int = 0
     """Tokens decoded so far."""

@@ -10,7 +10,7 @@ from typing import Any
 from benchmarks.harness import Benchmark
 from benchmarks.harness.apart import apart
 from coldpress.runtime.cli.emulation import emulate
-from coldpress.runtime.cli.emulation.caps import Caps
+from coldpress.runtime.cli.emulation.disk import Caps
 from coldpress.runtime.generate.session import Session
 from coldpress.runtime.profiles.devices import load_device
 from coldpress.schemas.compute import Compute

@@ -21,8 +21,7 @@ from coldpress.compiler.cost_model import PEAK_READ_BYTES, read_units
 from coldpress.compiler.seconds import Reading as Requests
 from coldpress.runtime.sparsity import flash
 from coldpress.runtime.store.computing import Weights, fetch_seconds
-from coldpress.runtime.store.planner import Strided
-from coldpress.runtime.store.reads import MAX_READ_BYTES
+from coldpress.runtime.store.planner import MAX_READ_BYTES, Strided
 from coldpress.schemas.device import DeviceProfile, Flash
 from coldpress.schemas.families import WHOLE_MLP, used_share
 

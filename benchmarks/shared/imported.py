@@ -13,7 +13,7 @@ from coldpress.compiler.stages import ingest, quantize
 from coldpress.compiler.stages.ingest import IngestConfig
 from coldpress.compiler.stages.quantize import QuantizeConfig
 from coldpress.runtime.artifact.contents import out_of_units
-from coldpress.runtime.kernels.matmul import decode_rows
+from coldpress.runtime.kernels.products import decode_rows
 from coldpress.runtime.quantization._mixed import format_at, format_fields
 from coldpress.schemas.families import dense_family, num_units, slice_formats, slice_shape, slices
 from coldpress.schemas.model import Model

@@ -21,7 +21,7 @@ from coldpress.runtime.extents import Extents
 from coldpress.runtime.flash import Landing, direct, serial
 from coldpress.runtime.quantization import Format
 from coldpress.runtime.store import planner
-from coldpress.runtime.store.reads import MAX_READ_BYTES
+from coldpress.runtime.store.planner import MAX_READ_BYTES
 from coldpress.schemas.families import slice_shape
 from coldpress.schemas.layout import Section
 from coldpress.schemas.manifest import FLASH_FILE, Manifest
@@ -85,8 +85,8 @@ class Flash(serial.Plugin):
         """Restarts the counts of reads, their bytes, and the seconds in which slices were put together."""
         self.reads, self.read_bytes, self.moved_s = 0, 0, 0.0
 
-    def submit(self, extents: Extents, into: np.ndarray, landing: Landing | None = None) -> direct.Reading:
-        """Reads from the image the units that lie whole in `extents`; see `coldpress.runtime.flash.Reader`."""
+    def submit(self, extents: Extents, into: np.ndarray, landing: Landing | None = None) -> direct.DirectReads:
+        """Reads from the image the units that lie whole in `extents`; see `coldpress.runtime.flash.Flash`."""
         if not len(extents):
             return super().submit(extents, into, landing)
         section = self._sections[int(np.searchsorted(self._starts, extents.offsets[0], side="right")) - 1]
@@ -113,7 +113,7 @@ class Flash(serial.Plugin):
             first += section.num_units * size
         return found
 
-    def _read(self, parts: list[Extents]) -> direct.Reading:
+    def _read(self, parts: list[Extents]) -> direct.DirectReads:
         """Reads all parts into the scratch memory."""
         offsets, lengths = (np.concatenate([getattr(part, name) for part in parts]) for name in ("offsets", "lengths"))
         together = Extents(offsets, lengths)

@@ -166,7 +166,7 @@ class Worker:
         with self._changed:
             self._running.clear()
             self._num_taken = 0
-        sequences = 1 if session.decoder.sees_residency else settings.max_batch
+        sequences = 1 if session.decoder.selection.sees_residency else settings.max_batch
         num_tokens = max(settings.batch_tokens or 0, longest)
         if not session.has_kv_room(num_tokens):  # of a budget that has shrunk
             num_tokens = longest

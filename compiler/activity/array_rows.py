@@ -14,7 +14,7 @@ import numpy as np
 from coldpress.compiler.checkpoint.headers import read_header
 from coldpress.compiler.io import replacing
 from coldpress.runtime import _native
-from coldpress.runtime.artifact.tensor_header import CODES, NUMPY_NAMES, TensorEntry, make_header
+from coldpress.runtime.artifact.tensor_files import CODES, NUMPY_NAMES, TensorEntry, make_header
 from coldpress.schemas.errors import ColdpressError
 
 REMEDY = "delete the file, then build again"

@@ -1,7 +1,7 @@
 """DeepSeek-V2: latent attention, softmax routers that may keep to groups of experts, experts that every token uses.
 
 The checkpoint's projections to latents are the roles k_proj and q_proj, since they take attention's input; `q_b_proj`
-and `kv_b_proj` expand latents (runtime/decoder/latents.py).
+and `kv_b_proj` expand latents (runtime/decoder/attention.py).
 """
 
 import math

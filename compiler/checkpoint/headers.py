@@ -1,6 +1,6 @@
 """Reads the headers of a checkpoint's safetensors and GGUF files, and of the compiler's own array files.
 
-Gives the one strict reader of safetensors (runtime/artifact/tensor_header.py) its limits, and turns refusals into
+Gives the one strict reader of safetensors (runtime/artifact/tensor_files.py) its limits, and turns refusals into
 errors about a checkpoint. All that reads tensors asks here for their types, shapes and places, whatever the file.
 """
 
@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import TypeVar
 
 from coldpress.compiler.llama_cpp import header
-from coldpress.runtime.artifact import tensor_header
+from coldpress.runtime.artifact import tensor_files
 from coldpress.runtime.artifact.strict_json import Limits
-from coldpress.runtime.artifact.tensor_header import ITEM_BYTES, Rules, TensorEntry
+from coldpress.runtime.artifact.tensor_files import ITEM_BYTES, Rules, TensorEntry
 from coldpress.schemas.errors import CheckpointError, ColdpressError
 
 Found = TypeVar("Found")
@@ -72,7 +72,7 @@ def _read_header(path: Path, size_bytes: int, changed_ns: int) -> Mapping[str, T
 
     opened = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        _, entries = tensor_header.read_header(opened, size_bytes, RULES, refuse)
+        _, entries = tensor_files.read_entries(opened, size_bytes, RULES, refuse)
     finally:
         os.close(opened)
     return {entry.name: entry for entry in entries}

@@ -23,7 +23,7 @@ from coldpress.compiler.checkpoint.headers import read_header
 from coldpress.compiler.checkpoint.private import checked_weights, private_folder
 from coldpress.compiler.checkpoint.source_json import read_object
 from coldpress.compiler.llama_cpp.types import QUANTIZED, decode
-from coldpress.runtime.artifact.tensor_header import ITEM_BYTES, TensorEntry
+from coldpress.runtime.artifact.tensor_files import ITEM_BYTES, TensorEntry
 from coldpress.schemas.errors import CheckpointError
 from coldpress.schemas.model import Model, RotaryKind, TensorSource
 

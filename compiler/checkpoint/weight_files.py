@@ -20,7 +20,7 @@ from coldpress.compiler.checkpoint.mxfp4 import LARGEST_SCALE, SCALES
 from coldpress.compiler.checkpoint.source_json import POINTER_BYTES, read_object, refuse_pointer
 from coldpress.compiler.io import sha256_of
 from coldpress.compiler.llama_cpp.types import BLOCKS, QUANTIZED, decode
-from coldpress.runtime.artifact.tensor_header import TensorEntry
+from coldpress.runtime.artifact.tensor_files import TensorEntry
 from coldpress.schemas.errors import CheckpointError, clipped
 from coldpress.schemas.model import SourceFile
 

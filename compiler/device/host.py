@@ -23,7 +23,7 @@ from coldpress.runtime import _native
 from coldpress.runtime.kernels import mlp
 from coldpress.runtime.plugins import load, names
 from coldpress.runtime.quantization import Format
-from coldpress.runtime.store.slot_memory import copy_rows
+from coldpress.runtime.store.memory import copy_rows
 from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.families import FormatName
 
@@ -208,14 +208,14 @@ def kernel_rates() -> Iterator[tuple[FormatName, float, Rounds]]:
     x = rng.standard_normal(ROW_LENGTH).astype(np.float32)
     for name in names("coldpress.runtime.quantization"):
         units, layout = _units(name, rng)
-        rest = layout, x, mlp.Terms()
+        rest = layout, x[None], mlp.Terms()
         for density in DENSITIES:
             count = max(1, round(density * len(units)))
             drawn = [np.sort(rng.permutation(len(units))[:count]).astype(np.int32) for _ in range(KERNEL_ROUNDS + 1)]
             yield (
                 name,
                 density,
-                timed(count * units.shape[1], [partial(mlp.mlp_rows, units, slots, *rest) for slots in drawn]),
+                timed(count * units.shape[1], [partial(mlp.mlp, units, slots, *rest) for slots in drawn]),
             )
 
 
@@ -225,9 +225,7 @@ def further_shares() -> list[float]:
     units, layout = _units(PASS_FORMAT, rng)
     slots = np.arange(len(units), dtype=np.int32)
     x = rng.standard_normal((PASS_TOKENS, ROW_LENGTH)).astype(np.float32)
-    one, several = (
-        partial(mlp.mlp_rows_each, units, slots, layout, x[:count], mlp.Terms()) for count in (1, PASS_TOKENS)
-    )
+    one, several = (partial(mlp.mlp, units, slots, layout, x[:count], mlp.Terms()) for count in (1, PASS_TOKENS))
     rates = timed(1, [several, *[one, several] * KERNEL_ROUNDS]).rates
     shares = [
         (alone / together - 1) / (PASS_TOKENS - 1) for alone, together in zip(rates[::2], rates[1::2], strict=True)
@@ -235,14 +233,14 @@ def further_shares() -> list[float]:
     return sorted(min(1.0, max(0.0, share)) for share in shares)
 
 
-def _units(name: FormatName, rng: np.random.Generator) -> tuple[np.ndarray, mlp.Layout]:
+def _units(name: FormatName, rng: np.random.Generator) -> tuple[np.ndarray, mlp.UnitLayout]:
     """Returns units of random weights, uint8 [num_units, unit_bytes], and where their slices lie."""
     plugin = load("coldpress.runtime.quantization", Format, name)
     size = plugin.nbytes(ROW_LENGTH)
     block = plugin.encode(rng.standard_normal((ROLES * ENCODED_UNITS, ROW_LENGTH)).astype(np.float32) / 64)
     num_units = max(1, WEIGHT_BYTES // (ROLES * size))
     units = np.resize(block.reshape(ENCODED_UNITS, ROLES * size), (num_units, ROLES * size))
-    return units, mlp.Layout(0, size, 2 * size, ROW_LENGTH, name, "silu", 0.0)
+    return units, mlp.UnitLayout((0, name), (size, name), (2 * size, name), ROW_LENGTH, "silu", 0.0)
 
 
 def copy_rate(unit_bytes: int = ROLES * ROW_LENGTH) -> Rounds:

@@ -32,7 +32,7 @@ from coldpress.compiler.sections import make_sections
 from coldpress.runtime.artifact.reader import Artifact
 from coldpress.runtime.decoder.decoder import Decoder
 from coldpress.runtime.decoder.selection import Selection
-from coldpress.runtime.flash import Reader, direct, simulated
+from coldpress.runtime.flash import Flash, direct, simulated
 from coldpress.runtime.plan.kv_cache import kv_cache_bytes
 from coldpress.runtime.plugins import load
 from coldpress.runtime.quantization import Format
@@ -116,7 +116,7 @@ class InMemory(Artifact):
         return os.dup(self.flash_file)
 
 
-def decoder(artifact: InMemory, flash: Reader) -> Decoder:
+def decoder(artifact: InMemory, flash: Flash) -> Decoder:
     plan = artifact.manifest.plans[0]
     found = Decoder(artifact, Store(artifact, plan, flash), Selection(artifact, plan))
     found.begin(CONTEXT_TOKENS)

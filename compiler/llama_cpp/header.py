@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from coldpress.compiler.llama_cpp.types import BLOCKS, NAMES
-from coldpress.runtime.artifact.tensor_header import TensorEntry
+from coldpress.runtime.artifact.tensor_files import TensorEntry
 from coldpress.schemas.errors import ColdpressError, clipped
 
 MAGIC = b"GGUF"

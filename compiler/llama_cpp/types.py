@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from coldpress.runtime.kernels.matmul import decode_rows
+from coldpress.runtime.kernels.products import decode_rows
 
 NAMES = {
     **{0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 6: "Q5_0", 7: "Q5_1", 8: "Q8_0"},

@@ -7,7 +7,7 @@ import numpy as np
 from coldpress.compiler.activity.sensitivity import Sensitivity
 from coldpress.compiler.rounding._matrix import Rounding, choose_codes
 from coldpress.compiler.rounding._weights import Weights
-from coldpress.runtime.kernels.matmul import decode_rows
+from coldpress.runtime.kernels.products import decode_rows
 from coldpress.schemas.families import FormatName
 from coldpress.schemas.model import Model
 

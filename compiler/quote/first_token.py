@@ -29,7 +29,7 @@ from coldpress.runtime.store.computing import (
     token_seconds,
     weight_seconds,
 )
-from coldpress.runtime.store.reads import MAX_READ_BYTES
+from coldpress.runtime.store.planner import MAX_READ_BYTES
 from coldpress.schemas.device import DeviceProfile, flash_seconds
 from coldpress.schemas.families import num_experts
 from coldpress.schemas.layout import PartPlan

@@ -51,10 +51,7 @@ SPLIT_FORMATS = ("format.int4_2_2", "format.int4_3_1", "format.int8_4_4")
 
 def check_version(data: Any) -> int:
     """Checks format name, major version and required features, before all else is trusted; returns the minor version.
-
-    Raises:
-        SchemaError, VersionError, FeatureError: naming both versions, or the feature.
-    """
+    Raises `SchemaError`, `VersionError` or `FeatureError` naming both versions, or the feature."""
     form = data.get("format") if strict_json.is_object(data) else None
     if not strict_json.is_object(form) or not all(type(form.get(key)) is int for key in ("major", "minor")):
         raise SchemaError(MANIFEST_FILE, "format", _short(form), "an object of name, major and minor")
@@ -87,7 +84,6 @@ def _check_features(features: Any) -> None:
 
 
 def known_features() -> tuple[str, ...]:
-    """Returns the names of all features that an artifact may require of this runtime."""
     families = [f"family.{name}" for name in arithmetic.FAMILIES]
     formats = [f"format.{name}" for name in plugins.names("coldpress.runtime.quantization")]
     return (PAGE_CHECKSUMS, *families, *formats, LAYER_FORMATS, SLICE_FORMATS, ROW_TABLES, *MODEL_FEATURES)
@@ -96,10 +92,8 @@ def known_features() -> tuple[str, ...]:
 def servable_plans(manifest: Manifest) -> tuple[tuple[Plan, ...], tuple[str, ...]]:
     """Returns the plans that this runtime can serve, and one sentence about each plan that it cannot.
 
-    A plan can be served if this runtime has its selector, its cache, their options, its draft and its routing.
-
-    Raises:
-        FeatureError: if no plan can be served; the text has the unknown names and the known ones.
+    A plan can be served if this runtime has its selector, its cache, their options, its draft and its routing. Raises
+    `FeatureError` if no plan can be served; the text has the unknown names and the known ones.
     """
     lacking = [_lacking(plan) for plan in manifest.plans]
     plans = tuple(plan for plan, names in zip(manifest.plans, lacking, strict=True) if not names)

@@ -39,7 +39,6 @@ Shapes = dict[str, tuple[int, ...]]
 
 
 def nbytes(name: FormatName, length: int) -> int:
-    """Bytes of `length` values in a format."""
     return plugins.load("coldpress.runtime.quantization", Format, name).nbytes(length)
 
 

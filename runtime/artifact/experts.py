@@ -11,11 +11,8 @@ MAX_BYTES = 1 << 20
 
 
 def load_curve(artifact: Artifact) -> ExpertCurve | None:
-    """Returns what an artifact says of its experts; None if it says nothing.
-
-    Raises:
-        ArtifactError: if the file is damaged, or is not about the model's experts.
-    """
+    """Returns what an artifact says of its experts; None if it says nothing. Raises `ArtifactError` if the file is
+    damaged, or is not about the model's experts."""
     spec = artifact.manifest.model
     if all(entry.path != EXPERTS_FILE for entry in artifact.manifest.files):
         return None

@@ -30,11 +30,8 @@ MAX_THREADS = 4
 
 
 def verify_artifact(artifact: Artifact) -> int:
-    """Reads and checks the whole artifact; returns the number of bytes checked.
-
-    Raises:
-        ArtifactError: naming the first file and place that is wrong.
-    """
+    """Reads and checks the whole artifact; returns the number of bytes checked. Raises `ArtifactError` naming the first
+    file and place that is wrong."""
     _check_unlisted(artifact)
     # Digests take longest, so they run beside the other checks. Their errors come last: the others say where the
     # damage is, a digest only that there is damage.

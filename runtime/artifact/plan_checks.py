@@ -34,11 +34,8 @@ class Facts:
 
 
 def check_plan(facts: Facts, plan: Plan, field: str) -> None:
-    """Refuses a plan that contradicts the artifact or itself; `field` is its place in the manifest.
-
-    Raises:
-        PlanError: naming what is wrong.
-    """
+    """Refuses a plan that contradicts the artifact or itself; `field` is its place in the manifest. Raises `PlanError`
+    naming what is wrong."""
 
     def require(condition: bool, name: str, found: object, expected: object) -> None:
         if not condition:

@@ -81,21 +81,15 @@ class Artifact:
     @cached_property
     def resident(self) -> dict[str, np.ndarray]:
         """Returns role -> array, loaded on first use: float32 of the tensor's shape, or codes uint8 [rows, row_bytes].
-
-        Raises:
-            ArtifactError: if the file is damaged or holds numbers that are not finite.
-        """
+        Raises `ArtifactError` if the file is damaged or holds numbers that are not finite."""
         arrays = self._load(RESIDENT_FILE)
         _check_finite(RESIDENT_FILE, arrays)
         return {tensor.role: arrays[tensor.role] for tensor in self.manifest.resident}
 
     @cached_property
     def predictors(self) -> dict[int, Predictor]:
-        """Returns layer -> predictor, loaded on first use; layers that use all their units have none.
-
-        Raises:
-            ArtifactError: if the file is damaged.
-        """
+        """Returns layer -> predictor, loaded on first use; layers that use all their units have none. Raises
+        `ArtifactError` if the file is damaged."""
         if not self.manifest.predictors:
             return {}
         arrays = self._load(PREDICTORS_FILE)
@@ -139,19 +133,11 @@ class Artifact:
 
     def read_bytes(self, name: str, max_bytes: int) -> bytes:
         """Reads a whole listed file of at most `max_bytes`, and checks its digest."""
-        entry = self.entry(name)
-        if entry.size_bytes > max_bytes:
-            raise FileSizeError(name, "the size", f"{entry.size_bytes} bytes", f"at most {max_bytes}")
-        opened = self.open(name)
-        try:
-            data = bytearray(entry.size_bytes)
-            safe_files.read_exactly(opened, name, memoryview(data), 0)
-        finally:
-            os.close(opened)
+        data, expected = _read_whole(self.open(name), name, max_bytes), self.entry(name).sha256
         found = hashlib.sha256(data).hexdigest()
-        if found != entry.sha256:
-            raise DigestError(name, "the sha256", found, f"{entry.sha256}, as the manifest says")
-        return bytes(data)
+        if found != expected:
+            raise DigestError(name, "the sha256", found, f"{expected}, as the manifest says")
+        return data
 
     def _load(self, name: str) -> dict[str, np.ndarray]:
         return _load_tensors(self.folder, self.manifest, name)
@@ -200,7 +186,8 @@ def open_artifact(path: str | Path, identity: str | None = None) -> Artifact:
     path = artifact_folder(path)
     folder = safe_files.open_folder(str(path))
     try:
-        data = _read_manifest(folder)
+        opened = safe_files.open_file(folder, MANIFEST_FILE)
+        data = _read_whole(opened, MANIFEST_FILE, strict_json.MANIFEST.size_bytes)
         found = hashlib.sha256(data).hexdigest()
         if identity not in (None, found):
             raise IdentityError(MANIFEST_FILE, "the artifact's identity", found, f"{identity}", OTHER)
@@ -227,15 +214,14 @@ def open_artifact(path: str | Path, identity: str | None = None) -> Artifact:
     return Artifact(str(path), found, usable, numbers, skipped, folder, used)
 
 
-def _read_manifest(folder: safe_files.Folder) -> bytes:
-    opened = safe_files.open_file(folder, MANIFEST_FILE)
+def _read_whole(opened: int, name: str, max_bytes: int) -> bytes:
+    """Reads a file of at most `max_bytes`, and closes it."""
     try:
         size = os.fstat(opened).st_size
-        if size > strict_json.MANIFEST.size_bytes:
-            limit = strict_json.MANIFEST.size_bytes
-            raise FileSizeError(MANIFEST_FILE, "the size", f"{size} bytes", f"at most {limit}")
+        if size > max_bytes:
+            raise FileSizeError(name, "the size", f"{size} bytes", f"at most {max_bytes}")
         data = bytearray(size)
-        safe_files.read_exactly(opened, MANIFEST_FILE, memoryview(data), 0)
+        safe_files.read_exactly(opened, name, memoryview(data), 0)
     finally:
         os.close(opened)
     return bytes(data)

@@ -36,11 +36,8 @@ REMEDIES: Mapping[int, str] = {
 
 
 def check_names(names: Iterable[str], file: str) -> None:
-    """Refuses names that are unsafe on any system, or that differ only in letter case.
-
-    Raises:
-        FileNameError: naming the entry of `file`.
-    """
+    """Refuses names that are unsafe on any system, or that differ only in letter case. Raises `FileNameError` naming
+    the entry of `file`."""
     seen: dict[str, str] = {}
     for index, name in enumerate(names):
         field = f"files[{index}].path"

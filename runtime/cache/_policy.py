@@ -43,7 +43,7 @@ class CachePolicy(PluginBase):
     admits: ClassVar[bool] = True
     """False if the policy admits no unit besides the pinned ones, so that slots for cached units would be wasted."""
     looks_ahead: ClassVar[bool] = False
-    """Whether the policy must know all future requests, so that it can only run in a simulation. No rows are in use
+    """True if the policy must know all future requests, so that it can only run in a simulation. No rows are in use
     there, so it may evict units of the current request."""
 
     def __init__(self, known: Known, options: Record) -> None:

@@ -15,8 +15,6 @@ NEVER = np.iinfo(np.int64).max
 
 
 class Plugin(CachePolicy):
-    """Evicts the unit that is wanted again last."""
-
     looks_ahead = True
 
     def __init__(self, known: Known, options: Record) -> None:
@@ -45,7 +43,6 @@ class Plugin(CachePolicy):
         return super().touch(ids)
 
     def admit(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Admits the units that are wanted soonest first."""
         return super().admit(ids[np.argsort(self._following[ids], kind="stable")])
 
     def _victims(self, candidates: np.ndarray) -> np.ndarray:

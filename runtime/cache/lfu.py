@@ -16,8 +16,6 @@ MOST_USES = np.iinfo(np.uint16).max
 
 
 class Plugin(CachePolicy):
-    """Evicts by uses in the current context."""
-
     def __init__(self, known: Known, options: Record) -> None:
         super().__init__(known, options)
         self._uses = np.zeros(known.num_units, np.uint16)
@@ -35,7 +33,6 @@ class Plugin(CachePolicy):
         self._uses[:] = 0
 
     def admit(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Admits the most used units first."""
         return super().admit(ids[np.argsort(MOST_USES - self._uses[ids], kind="stable")])
 
     def _oldest(self, count: int) -> np.ndarray:

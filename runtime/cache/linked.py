@@ -30,8 +30,6 @@ def _base(name: str) -> str:
 
 
 class Options(Record):
-    """The base policy, the length of a run, and how often a run is admitted."""
-
     linked_over: Annotated[str, AfterValidator(_base), Key(plugins="coldpress.runtime.cache")] = Field(
         default="lru", description="the policy that says what goes, one that admits units and knows no future"
     )
@@ -43,8 +41,6 @@ class Options(Record):
 
 
 class Plugin(CachePolicy):
-    """Admission by runs of units; the base policy evicts."""
-
     OPTIONS = Options
 
     def __init__(self, known: Known, options: Options) -> None:

@@ -10,8 +10,6 @@ from coldpress.runtime.cache._policy import CachePolicy, smallest
 
 
 class Plugin(CachePolicy):
-    """Evicts by age."""
-
     def _victims(self, candidates: np.ndarray) -> np.ndarray:
         old = self._evictable()
         return old[smallest(self._last_request[old], candidates.size)]

@@ -25,14 +25,10 @@ MOVES_ON = 2
 
 
 class Options(Record):
-    """The size of the small queue."""
-
     small_share: float = Field(default=0.1, gt=0, lt=1, description="share of the slots that the small queue has")
 
 
 class Plugin(CachePolicy):
-    """Evicts from a small queue first, then from the main one."""
-
     OPTIONS = Options
 
     def __init__(self, known: Known, options: Options) -> None:

@@ -6,8 +6,6 @@ from coldpress.runtime.cache._policy import CachePolicy
 
 
 class Plugin(CachePolicy):
-    """Admits nothing, even if it has room."""
-
     admits = False
 
     def admit(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

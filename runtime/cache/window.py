@@ -17,14 +17,10 @@ from coldpress.schemas.base import PositiveCount, Record
 
 
 class Options(Record):
-    """The window's length."""
-
     window_tokens: PositiveCount = Field(default=5, description="tokens whose units stay, where they fit")
 
 
 class Plugin(CachePolicy):
-    """Evicts by tokens."""
-
     OPTIONS = Options
 
     def __init__(self, known: Known, options: Options) -> None:

@@ -131,7 +131,7 @@ class OfArtifact:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reading(OfArtifact):
+class ReadingFlags(OfArtifact):
     """Flags that `simulate` and runs share: mainly for reading weights."""
 
     dram_budget: str | None = option(BUDGET_HELP, metavar="BYTES", panel=RUN)
@@ -154,7 +154,7 @@ class Reading(OfArtifact):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Run(Reading):
+class Run(ReadingFlags):
     selector: str | None = None
     routing: str | None = option(
         "how a mixture chooses experts: top_k, as it was trained, or cache_prior:0.2, which prefers experts in DRAM "
@@ -249,7 +249,7 @@ class Generate(Run):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Caps:
+class CapFlags:
     place: Path | None = None
     scale: float | None = option(
         "emulate this share of the device's reads and bytes per second (default: as much as the disk can give)",
@@ -263,7 +263,7 @@ class Caps:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Bench(Caps, Run):
+class Bench(CapFlags, Run):
     prompt: str | None = option(
         "text to continue (default: a single token)", multiple=True, callback=_once, metavar="TEXT", panel=PROMPT
     )
@@ -306,7 +306,7 @@ class Bench(Caps, Run):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Simulate(Reading):
+class Simulate(ReadingFlags):
     trace: Path | None = option("trace recorded by `generate --trace`", type=FILE, metavar="FILE", panel=SOURCE)
     signals: bool = switch(
         "let the selector choose anew, seeing the simulated cache, from the signals that an artifact of method=auto "
@@ -319,7 +319,7 @@ class Simulate(Reading):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Emulate(Caps):
+class Emulate(CapFlags):
     device: str = argument(DEVICE_HELP)
     command: tuple[str, ...] = argument("after --: the command and its arguments", nargs=-1, required=True)
     place: Path = option(

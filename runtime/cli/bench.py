@@ -4,9 +4,8 @@ Each combination runs in a new session: the same prompt, several times, so that 
 others a warm one. Reads nothing outside the artifact; returns one row per combination.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, astuple, dataclass
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass
 
 import numpy as np
 
@@ -43,23 +42,6 @@ class Row:
     """Over the decoded tokens of all runs; with several sequences, over passes that decode one token of each."""
 
 
-def run(
-    open_session: Callable[[str | None, str | None], Session],
-    combinations: Sequence[tuple[str | None, str | None]],
-    prompt_ids: Sequence[int],
-    num_tokens: int,
-    num_runs: int,
-    batch: int = 1,
-    draft: Drafting | None = None,
-) -> list[Row]:
-    """Measures each (selector, cache) of `combinations`, in which None takes the plan's; returns one row for each.
-    `num_tokens` of each sequence are decoded per run after the first one, with a `draft`, None for the plan's."""
-    return [
-        measure(open_session(selector, cache), prompt_ids, num_tokens, num_runs, batch, draft)
-        for selector, cache in combinations
-    ]
-
-
 def measure(
     session: Session,
     prompt_ids: Sequence[int],
@@ -68,7 +50,8 @@ def measure(
     batch: int = 1,
     draft: Drafting | None = None,
 ) -> Row:
-    """Measures one session; see `run`. One sequence is greedy; several are drawn, so that they differ."""
+    """Decodes `num_tokens` per run after the first one. One sequence is greedy, with a `draft`, None for the plan's;
+    several are drawn, so that they differ."""
     if batch == 1:
         one = [session.generate(prompt_ids, num_tokens + 1, ignore_eos=True, draft=draft) for _ in range(num_runs)]
         return _summarize(session, [(done.metrics, done.tokens[1:]) for done in one], batch)
@@ -107,10 +90,6 @@ def _summarize(session: Session, found: Sequence[tuple[RunMetrics, Sequence[Toke
         peak_rss_bytes=runs[-1].peak_rss_bytes,
         per_token=decoded,
     )
-
-
-def as_data(rows: list[Row]) -> dict[str, Any]:
-    return {"runs": [asdict(row) for row in rows]}
 
 
 def render(rows: list[Row]) -> str:

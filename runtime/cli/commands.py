@@ -13,7 +13,7 @@ import click
 
 from coldpress.runtime.artifact.integrity import verify_artifact
 from coldpress.runtime.artifact.reader import open_artifact
-from coldpress.runtime.cli import arguments, bench, inspect, ladder
+from coldpress.runtime.cli import bench, inspect, ladder
 from coldpress.runtime.cli import summary as _summary
 from coldpress.runtime.cli.arguments import (
     EXAMPLES,
@@ -21,6 +21,7 @@ from coldpress.runtime.cli.arguments import (
     PROMPT,
     SOURCE,
     Bench,
+    CapFlags,
     Emulate,
     Generate,
     Inspect,
@@ -79,21 +80,18 @@ def _measure(flags: Bench) -> int:
     if flags.ladder:
         _check_ladder(flags)
         return _climb(flags, prompt_ids, caps)
-    rows = bench.run(
-        lambda selector, cache: open_session(flags, selector, cache, budget_of(flags)),
-        [(selector, cache) for selector in names_of(flags.selector) for cache in names_of(flags.cache)],
-        prompt_ids,
-        flags.tokens,
-        flags.runs,
-        flags.batch,
-        draft_plugin(flags.draft),
-    )
+    how = prompt_ids, flags.tokens, flags.runs, flags.batch, draft_plugin(flags.draft)
+    rows = [
+        bench.measure(open_session(flags, selector, cache), *how)
+        for selector in names_of(flags.selector)
+        for cache in names_of(flags.cache)
+    ]
     print(bench.render(rows))
     drawn = f" of each of {flags.batch} sequences, drawn at temperature 1" if flags.batch > 1 else ""
     print(f"prompt of {len(prompt_ids)} tokens; {flags.runs} runs of {flags.tokens} decoded tokens{drawn}")
     for note in _notes(rows, flags, caps):
         print(note)
-    _print_json(bench.as_data(rows) | _emulated_as_data(caps))
+    _print_json({"runs": list(map(asdict, rows))} | _emulated_as_data(caps))
     return 0
 
 
@@ -157,7 +155,7 @@ def _climb(flags: Bench, prompt_ids: list[int], caps: Caps | None) -> int:
 
     found = ladder.run(*ladder.steps(manifest, plan), measure, ladder.ROUNDS)
     print(ladder.render(found))
-    _print_json(ladder.as_data(found) | _emulated_as_data(caps))
+    _print_json({"ladder": list(map(asdict, found))} | _emulated_as_data(caps))
     return 0
 
 
@@ -198,11 +196,8 @@ def _simulate(flags: Simulate) -> None:
 
 
 def trace_of(path: Path) -> Iterable[Event]:
-    """Returns the events of a recorded trace, which can be iterated over again.
-
-    Raises:
-        ColdpressError: if the file is no trace.
-    """
+    """Returns the events of a recorded trace, which can be iterated over again. Raises `ColdpressError` if the file is
+    no trace."""
     try:
         return load_trace(path)
     except ArtifactError as error:
@@ -211,7 +206,7 @@ def trace_of(path: Path) -> Iterable[Event]:
         ) from error
 
 
-def _emulation(device: str, flags: arguments.Caps, place: Path) -> Emulation:
+def _emulation(device: str, flags: CapFlags, place: Path) -> Emulation:
     memory_bytes = None if flags.memory is None else parse_bytes(flags.memory)
     found = emulate(load_device(device), place, flags.scale, memory_bytes)
     return replace(found, disk_rates=found.disk_rates or found.disk.measured_if_possible())

@@ -201,10 +201,7 @@ def _is_given(parameter: click.Parameter, ctx: click.Context) -> bool:
 
 def split_off(words: Sequence[str], known: set[str], ctx: click.Context) -> tuple[dict[str, str], list[str]]:
     """Returns the values of flags that are not `known` by name, from `--name value` or `--name=value`; other words.
-
-    Raises:
-        UsageError: if such a flag has no value.
-    """
+    Raises `UsageError` if such a flag has no value."""
     found: dict[str, str] = {}
     others, left = list[str](), list(words)
     while left and left[0] != "--":

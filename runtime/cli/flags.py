@@ -6,7 +6,7 @@ from pathlib import Path
 
 from coldpress.runtime import plugins
 from coldpress.runtime.artifact.reader import Artifact
-from coldpress.runtime.cli.arguments import Bench, Generate, Reading, Run
+from coldpress.runtime.cli.arguments import Bench, Generate, ReadingFlags, Run
 from coldpress.runtime.drafts import Draft
 from coldpress.runtime.generate.choice import budget_at
 from coldpress.runtime.generate.sampling import Sampling
@@ -22,12 +22,11 @@ def open_session(
     flags: Run,
     selector: str | None,
     cache: str | None,
-    dram_budget_bytes: int | None,
     recorder: Recorder | None = None,
 ) -> Session:
     return Session(
         flags.artifact,
-        dram_budget_bytes=dram_budget_bytes,
+        dram_budget_bytes=budget_of(flags),
         selector=selector,
         cache=cache,
         flash=flags.flash,
@@ -53,12 +52,11 @@ def draft_plugin(name: str | None) -> Draft | None:
     return None if name is None else plugins.load("coldpress.runtime.drafts", Draft, name)
 
 
-def budget_of(flags: Reading) -> int | None:
+def budget_of(flags: ReadingFlags) -> int | None:
     return budget_at(flags.artifact, flags.dram_budget)
 
 
 def _device_of(flags: Run) -> DeviceProfile | None:
-    """Returns the device to simulate; None for the device that the artifact was compiled for."""
     if flags.device is None:
         return None
     if flags.flash != "simulated":

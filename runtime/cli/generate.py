@@ -5,6 +5,7 @@ file may be any number, in bounded memory: results are JSON lines in the order o
 its prompt and all earlier ones have ended, and figures go to standard error.
 """
 
+import heapq
 import itertools
 import json
 import os
@@ -12,25 +13,31 @@ import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any, TypeGuard
 
 from safetensors import SafetensorError
 
+from coldpress.runtime.artifact import strict_json
+from coldpress.runtime.artifact.errors import short
 from coldpress.runtime.cli import summary
 from coldpress.runtime.cli.arguments import Generate
-from coldpress.runtime.cli.flags import budget_of, draft_plugin, open_session, prompts_of, sampling_of
-from coldpress.runtime.cli.prompt_file import PromptFile
+from coldpress.runtime.cli.flags import draft_plugin, open_session, prompts_of, sampling_of
 from coldpress.runtime.drafts import DRAFT_TOKENS, NO_DRAFT
-from coldpress.runtime.generate.batch import Prompt, generate_batch, generate_each
+from coldpress.runtime.generate.batch import Prompt, Room, generate_batch, generate_each, room_of
 from coldpress.runtime.generate.completion import Continuation
+from coldpress.runtime.generate.session import Session
 from coldpress.runtime.generate.statistics import Token
+from coldpress.runtime.generate.token_ids import token_array
 from coldpress.runtime.kernels import FEW_TOKENS
 from coldpress.runtime.text.process import LimitedEngine
 from coldpress.runtime.text.tokenizer import TextCodec
 from coldpress.runtime.trace import Recorder
 from coldpress.schemas.errors import ColdpressError
 
+MAX_LINE_BYTES = strict_json.ARTIFACT.size_bytes
+EXPECTED = '{"prompt": "text"} or {"prompt_ids": [1, 2, 3]}'
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 """Control characters with which a stranger's tokenizer could move a terminal's cursor; tab and line feed may stay."""
 
@@ -39,12 +46,14 @@ def generate(flags: Generate) -> None:
     _check_flags(flags)
     recorder = _recorder(flags.trace)
     engine = LimitedEngine()  # it starts while the artifact is opened
+    session = open_session(flags, flags.selector, flags.cache, recorder)
+    codec = TextCodec.of(session.artifact, engine)
     if flags.prompts is not None:
-        _generate_file(flags.prompts, flags, recorder, engine)
+        _generate_file(PromptFile(flags.prompts, session, codec, flags.max_new_tokens), flags, session, codec)
     elif len(_prompts(flags)) > 1:
-        _generate_batch(flags, recorder, engine)
+        _generate_batch(flags, session, codec)
     else:
-        _generate_one(flags, recorder, engine)
+        _generate_one(flags, session, codec)
     if recorder and flags.trace:
         _save_trace(recorder, flags.trace)
 
@@ -53,9 +62,7 @@ def _prompts(flags: Generate) -> Sequence[object]:
     return flags.prompt or flags.prompt_ids
 
 
-def _generate_one(flags: Generate, recorder: Recorder | None, engine: LimitedEngine) -> None:
-    session = open_session(flags, flags.selector, flags.cache, budget_of(flags), recorder)
-    codec = TextCodec.of(session.artifact, engine)
+def _generate_one(flags: Generate, session: Session, codec: TextCodec | None) -> None:
     (prompt_ids,) = prompts_of(flags, session.artifact, codec)
     found = Continuation(codec, prompt_ids, flags.stop)
 
@@ -82,10 +89,8 @@ def _generate_one(flags: Generate, recorder: Recorder | None, engine: LimitedEng
     print(json.dumps({**found.as_data(), **figures}))
 
 
-def _generate_batch(flags: Generate, recorder: Recorder | None, engine: LimitedEngine) -> None:
-    session = open_session(flags, flags.selector, flags.cache, budget_of(flags), recorder)
-    codec, sampling = TextCodec.of(session.artifact, engine), sampling_of(flags)
-    prompts = prompts_of(flags, session.artifact, codec)
+def _generate_batch(flags: Generate, session: Session, codec: TextCodec | None) -> None:
+    prompts, sampling = prompts_of(flags, session.artifact, codec), sampling_of(flags)
     found = [Continuation(codec, prompt_ids, flags.stop) for prompt_ids in prompts]
     done = generate_batch(
         session,
@@ -110,11 +115,8 @@ def _generate_batch(flags: Generate, recorder: Recorder | None, engine: LimitedE
     print(summary.render_batch(done))
 
 
-def _generate_file(prompts_file: Path, flags: Generate, recorder: Recorder | None, engine: LimitedEngine) -> None:
-    session = open_session(flags, flags.selector, flags.cache, budget_of(flags), recorder)
-    codec, sampling = TextCodec.of(session.artifact, engine), sampling_of(flags)
-    file = PromptFile(prompts_file, session, codec, flags.max_new_tokens)
-    room = file.room(flags.batch or FEW_TOKENS)
+def _generate_file(file: "PromptFile", flags: Generate, session: Session, codec: TextCodec | None) -> None:
+    room, sampling = file.room(flags.batch or FEW_TOKENS), sampling_of(flags)
     begun: dict[int, Continuation] = {}
 
     def prompts() -> Iterator[Prompt]:
@@ -141,6 +143,78 @@ def _generate_file(prompts_file: Path, flags: Generate, recorder: Recorder | Non
                     print(summary.render(done.value), file=sys.stderr)
                 return
             print(json.dumps(begun.pop(number).as_data()), flush=True)
+
+
+class PromptFile:
+    """Prompts as JSON lines, as in `EXPECTED`; blank lines are skipped. The file may have any length, and is never in
+    memory as a whole: it is read first to check that the session can continue every prompt, and to find the longest
+    ones, then while the prompts run."""
+
+    def __init__(self, path: Path, session: Session, codec: TextCodec | None, max_new_tokens: int) -> None:
+        """Checks that the file exists; reads nothing yet. Raises `ColdpressError` if the path is not a regular file."""
+        if not path.is_file():
+            raise ColdpressError(f"{path}: is not a regular file, expected prompts as JSON lines; name one")
+        self._path, self._session, self._codec = path, session, codec
+        self._max_new_tokens = max_new_tokens
+
+    def room(self, most: int) -> Room:
+        """Returns the limits for at most `most` sequences at once.
+
+        The number of sequences is such that the DRAM budget holds the longest prompts of the file together. Raises
+        `ColdpressError` naming the first line that the session cannot continue.
+        """
+        longest = heapq.nlargest(most, (len(ids) + self._max_new_tokens for ids in self._checked()))
+        if not longest:
+            raise ColdpressError(f"{self._path}: has no prompts, expected JSON lines such as {EXPECTED}")
+        return room_of(self._session, longest, most)
+
+    def ids(self) -> Iterator[list[int]]:
+        return (ids for _, ids in self._lines())
+
+    def _checked(self) -> Iterator[list[int]]:
+        decoder = self._session.decoder
+        for number, ids in self._lines():
+            try:
+                decoder.check_tokens(token_array(ids))
+                decoder.check_context(len(ids) + self._max_new_tokens)
+            except ColdpressError as error:
+                raise type(error)(f"{self._path}, line {number}: {error}") from error
+            yield ids
+
+    def _lines(self) -> Iterator[tuple[int, list[int]]]:
+        with self._path.open("rb") as file:
+            number = 0
+            while line := file.readline(MAX_LINE_BYTES + 1):
+                number += 1
+                if line.strip():
+                    yield number, self._ids_of(line, number)
+
+    def _ids_of(self, line: bytes, number: int) -> list[int]:
+        def refuse(found: str, expected: str) -> ColdpressError:
+            return ColdpressError(f"{self._path}, line {number}: it is {found}, expected {expected}")
+
+        value = strict_json.parse(line, refuse, replace(strict_json.ARTIFACT, size_bytes=MAX_LINE_BYTES))
+        ids = self._ids_in(value)
+        if ids is None:
+            raise refuse(short(value), EXPECTED)
+        if not ids:
+            raise refuse("a prompt without tokens", "at least one")
+        return ids
+
+    def _ids_in(self, value: Any) -> list[int] | None:
+        match value:
+            case {"prompt": str(text), **rest} if not rest:
+                if self._codec is None:
+                    raise ColdpressError(f"{self._path}: text needs a tokenizer, and the artifact has none; give ids")
+                return self._codec.encode(text)
+            case {"prompt_ids": ids, **rest} if not rest and _are_integers(ids):
+                return ids
+            case _:
+                return None
+
+
+def _are_integers(values: object) -> TypeGuard[list[int]]:
+    return strict_json.is_array(values) and all(type(value) is int for value in values)
 
 
 def _prompt_text(codec: TextCodec | None, ids: Sequence[int]) -> str:

@@ -108,7 +108,6 @@ class ArtifactModel(TemplateLM):
 
     @property
     def max_length(self) -> int:
-        """Returns the most tokens of prompt and continuation together."""
         return self._session.plan.context_length
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:

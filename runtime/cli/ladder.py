@@ -9,7 +9,7 @@ layer can be guessed.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
@@ -159,10 +159,6 @@ def legend(names: Sequence[str]) -> list[tuple[str, str]]:
         for beginning, meaning in MEANINGS.items()
         if any(name.startswith(beginning) for name in names)
     ]
-
-
-def as_data(found: Sequence[Step[bench.Row]]) -> dict[str, Any]:
-    return {"ladder": [asdict(step) for step in found]}
 
 
 def render(found: Sequence[Step[bench.Row]]) -> str:

@@ -17,7 +17,6 @@ LOADED = (Session, TextCodec)
 
 
 def process_bytes(folder: str) -> int:
-    """Opens an artifact and its tokenizer; returns the resident memory of this process meanwhile."""
     artifact = open_artifact(folder)
     codec = TextCodec.of(artifact)
     found = rss_bytes()

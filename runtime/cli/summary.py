@@ -59,7 +59,6 @@ def render_decided(found: Decided) -> str:
 
 
 def whole_model(whole_bytes: int, budget_bytes: int) -> str:
-    """Returns a phrase: whether a budget has room for all weights, or how much is missing."""
     fits = f"fits in {whole_bytes:,} bytes"
     if whole_bytes <= budget_bytes:
         return f"{fits}: flash is not needed"

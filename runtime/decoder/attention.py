@@ -3,24 +3,22 @@
 Covers the differences among the supported architectures: grouped queries, biases, norms of q and k before rotation
 (over each head as in Qwen3, or over all heads together as in OLMo 2), rotary or no positions, frequencies that differ
 between layers, a scale or a soft cap of scores, sinks (gpt-oss), sliding windows in all layers or only in some, and
-keys and values that are made of latents (`latents.py`). Like the MLP it knows roles and slices only: products with
+keys and values that are made of latents. Like the MLP it knows roles and slices only: products with
 matrices whose columns are units of a family are summed from blocks (ActiveFlow 2.1, TEAL); the other matrices are
 resident. Shape letters: T tokens, N hidden_size, H heads, D head_dim.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from coldpress.runtime.arithmetic import rotate
 from coldpress.runtime.decoder.blocks import Block, ColumnSums, widths_of
-from coldpress.runtime.decoder.latents import Latents
-from coldpress.runtime.decoder.matrix import Resident
-from coldpress.runtime.decoder.norms import Norm, qk_norm_of
+from coldpress.runtime.decoder.matrix import Matrix, Norm, Resident, qk_norm_of
 from coldpress.runtime.decoder.tokens import Span, Tokens
 from coldpress.runtime.kernels import FEW_TOKENS, attention
-from coldpress.runtime.kernels.encode import encode_heads
 from coldpress.runtime.store.facts import Key
 from coldpress.schemas.errors import ArtifactError, ColdpressError
 from coldpress.schemas.families import FAMILIES, resident_roles, slices
@@ -28,17 +26,15 @@ from coldpress.schemas.model import ATTENTION_ROLES, MatrixRole, ModelSpec
 
 INPUTS: tuple[MatrixRole, ...] = ("q_proj", "k_proj", "v_proj")
 OUTPUT: tuple[MatrixRole, ...] = ("o_proj",)
+LATENT_EPS = 1e-6
+"""The epsilon of the latents' norms: transformers has this one, whatever a model's other norms have."""
+Rotary = tuple[np.ndarray, np.ndarray] | None
 
 
 class Attention:
-    """One layer's attention: its resident matrices, and the families whose units come in blocks."""
-
     def __init__(self, layer: int, spec: ModelSpec, families: tuple[str, ...], resident: Resident) -> None:
-        """Takes the resident tensors of `layer`.
-
-        Raises:
-            ArtifactError: if two families hold one matrix, or a family holds it by rows instead of columns.
-        """
+        """Takes the resident tensors of `layer`. Raises `ArtifactError` if two families hold one matrix, or a family
+        holds it by rows instead of columns."""
         prefix = f"layers.{layer}."
         self._layer, self._spec = layer, spec
         self._scores: dict[str, Any] = {
@@ -66,7 +62,9 @@ class Attention:
         self.requests = tuple((layer, family.name) for family in found)
         """The parts whose units each token requests, in order."""
         self._latents = Latents(layer, spec, resident) if spec.is_latent else None
-        self._biases = {role: resident.optional_vector(f"{prefix}{role}.bias") for role in ATTENTION_ROLES}
+        self.biases: dict[MatrixRole, np.ndarray | None] = {
+            role: resident.optional_vector(f"{prefix}{role}.bias") for role in ATTENTION_ROLES
+        }
         if self._latents is None:
             self._q_norm, self._k_norm = (qk_norm_of(layer, f"{name}_norm", spec, resident) for name in "qk")
 
@@ -106,7 +104,7 @@ class Attention:
         once = ((span.cache.keys, keys),)  # latents are keys and values at once
         for cached, new in once if self._latents else (*once, (span.cache.values, values)):
             if cached.dtype == np.uint8:
-                encode_heads(new, cached[self._layer, place])
+                attention.encode_heads(new, cached[self._layer, place])
             else:
                 self._append_halves(new, cached[self._layer, place])
 
@@ -130,11 +128,7 @@ class Attention:
         each = (attention.attend(q, keys, values, length + 1 + at, **self._scores) for at, q in enumerate(queries))
         return np.stack(list(each))
 
-    def with_bias(self, role: MatrixRole, values: np.ndarray) -> np.ndarray:
-        bias = self._biases[role]
-        return values if bias is None else values + bias
-
-    def _heads(self, x: np.ndarray, norm: Norm | None, rotary: tuple[np.ndarray, np.ndarray] | None) -> np.ndarray:
+    def _heads(self, x: np.ndarray, norm: Norm | None, rotary: Rotary) -> np.ndarray:
         """Splits [T, H * D] into heads [T, H, D], normed and rotated, contiguous."""
         by_head = self._spec.qk_norm != "width"
         if norm is not None and not by_head:
@@ -142,7 +136,7 @@ class Attention:
         x_THD = x.reshape(len(x), -1, self._spec.head_dim)
         if norm is not None and by_head:
             x_THD = norm.apply(x_THD)
-        return x_THD if rotary is None else rotate(x_THD, *rotary, self._spec.rotary_pairs == "neighbours")
+        return _rotated(x_THD, rotary, self._spec)
 
 
 class AttentionWork:
@@ -157,7 +151,7 @@ class AttentionWork:
     def signal(self, key: Key) -> np.ndarray:
         widths = self._attention.widths[key[1]]
         signal = self._mix() if "o_proj" in widths else self._x_TN
-        self._columns[key[1]] = ColumnSums(widths, signal)
+        self._columns[key[1]] = ColumnSums(widths, signal, self._attention.biases)
         return signal
 
     def add(self, key: Key, block: Block) -> None:
@@ -178,5 +172,71 @@ class AttentionWork:
 
     def _finish_columns(self) -> None:
         for columns in self._columns.values():
-            for role, total in columns.sums.items():
-                self._projected[role] = self._attention.with_bias(role, total)
+            self._projected |= columns.outputs()
+
+
+class Latents:
+    """Keys and values of all heads, made of one latent of each token (DeepSeek-AI 2024, DeepSeek-V2, section 2.1).
+
+    The cache holds a token's latent, normed, and the rotated part of its key, which all heads share. A head's key is
+    K c, and its value is V c, of the latent c and two matrices of the head. Attention needs neither: a query q has the
+    score q (K c) = (K' q) c, and the sum of weighted values is V (sum of weighted latents). So each head has a query of
+    the latent's width, all heads share one key, and the value is the latent (section 2.1.2: both matrices are
+    absorbed). Shape letters: L width of the latent, R rotary_dim, V v_head_dim.
+    """
+
+    def __init__(self, layer: int, spec: ModelSpec, resident: Resident) -> None:
+        prefix = f"layers.{layer}."
+        self._spec = spec
+        self._k_norm = _norm(resident.vector(f"{prefix}k_norm.weight"))
+        has_latent = spec.q_lora_rank > 0
+        self._q_norm = _norm(resident.vector(f"{prefix}q_norm.weight")) if has_latent else None
+        self._q_b = resident.matrix(f"{prefix}q_b_proj") if has_latent else None
+        self._of_keys, self._of_values = list[Matrix](), list[Matrix]()
+        both, height = resident.matrix(f"{prefix}kv_b_proj"), spec.qk_nope_head_dim + spec.v_head_dim
+        for start in range(0, len(both.codes), height):
+            of_head = both.codes[start : start + height]
+            self._of_keys.append(replace(both, codes=of_head[: spec.qk_nope_head_dim]))
+            self._of_values.append(replace(both, codes=of_head[spec.qk_nope_head_dim :]))
+
+    def queries(self, x: np.ndarray, rotary: Rotary, parts: Sequence[slice]) -> np.ndarray:
+        """Returns each head's query of latents and rotated keys, float32 [T, H, L + R].
+
+        Args:
+            x: What q_proj gives, float32 [T, n]: all heads, or the latent of the queries.
+            parts: As in `Matrix.apply`.
+        """
+        if self._q_b is not None and self._q_norm is not None:
+            x = self._q_b.apply(self._q_norm.apply(x), parts)
+        spec = self._spec
+        x_THD = x.reshape(len(x), spec.num_attention_heads, -1)
+        found = np.empty((len(x), spec.num_attention_heads, spec.head_dim), np.float32)
+        for head, matrix in enumerate(self._of_keys):
+            own = np.ascontiguousarray(x_THD[:, head, : spec.qk_nope_head_dim])
+            found[:, head, : spec.kv_lora_rank] = matrix.apply_transposed(own, parts)
+        found[..., spec.kv_lora_rank :] = _rotated(x_THD[..., spec.qk_nope_head_dim :], rotary, spec)
+        return found
+
+    def keys(self, x: np.ndarray, rotary: Rotary) -> np.ndarray:
+        """Returns what the cache holds, float32 [T, 1, L + R], from what k_proj gives, float32 [T, L + R]."""
+        latents, rest = np.split(x, [self._spec.kv_lora_rank], axis=-1)
+        return np.concatenate(
+            (self._k_norm.apply(latents)[:, None], _rotated(rest[:, None], rotary, self._spec)), axis=-1
+        )
+
+    def mixed(self, x_THL: np.ndarray, parts: Sequence[slice]) -> np.ndarray:
+        """Returns the mixed heads, float32 [T, H * V], from weighted sums of the cache, float32 [T, H, L + R]."""
+        width = self._spec.kv_lora_rank
+        heads = (
+            matrix.apply(np.ascontiguousarray(x_THL[:, head, :width]), parts)
+            for head, matrix in enumerate(self._of_values)
+        )
+        return np.concatenate(list(heads), axis=1)
+
+
+def _norm(weight: np.ndarray) -> Norm:
+    return Norm(weight, None, LATENT_EPS, centred=False)
+
+
+def _rotated(x: np.ndarray, rotary: Rotary, spec: ModelSpec) -> np.ndarray:
+    return x if rotary is None else rotate(x, *rotary, spec.rotary_pairs == "neighbours")

@@ -1,24 +1,22 @@
 """Blocks of units in memory, with which a layer computes: all units in the prefill, chosen units when decoding.
 
 A block holds units of one family whose bytes are in memory. Other modules decide which units these are, and where they
-come from (a sequential pass over flash, or the store's slots). A layer's attention and its MLP are `Sublayer`s: each
-begins `Work` on its input, which requests the units of one family after the other. Shape letters: T tokens, N values of
-a slice, K units of a block, M rows of a matrix.
+come from (a sequential pass over flash, or the store's slots). Shape letters: T tokens, N values of a slice, K units of
+a block, M rows of a matrix.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 
 from coldpress.runtime.arithmetic import activation, up_activation
 from coldpress.runtime.artifact.contents import nbytes
-from coldpress.runtime.decoder.tokens import Tokens
-from coldpress.runtime.kernels import FEW_TOKENS, matmul, mlp, rows
+from coldpress.runtime.kernels import FEW_TOKENS, mlp, products
 from coldpress.runtime.kernels.activations import ActivationFormat
+from coldpress.runtime.kernels.mlp import Terms
 from coldpress.runtime.store.dense import in_range
-from coldpress.runtime.store.facts import Key
 from coldpress.runtime.store.request import Batch
 from coldpress.schemas.families import FormatName, Slice, UnitFormat, block_neurons, slice_formats, slice_shape, slices
 from coldpress.schemas.model import Activation, MatrixRole, ModelSpec, role_shape
@@ -28,9 +26,7 @@ GATHERED_BYTES = 8 << 20
 """Bytes of units that are copied side by side at a time, to be multiplied by many tokens."""
 
 
-class Part(NamedTuple):
-    """The place of a unit's slices of a matrix in the unit, and their format."""
-
+class MatrixPart(NamedTuple):
     offset: int
     nbytes: int
     num_slices: int
@@ -39,19 +35,23 @@ class Part(NamedTuple):
     """Values in a slice."""
     format: FormatName
 
+    @property
+    def place(self) -> mlp.Slices:
+        return self.offset, self.format
+
 
 @dataclass(frozen=True)
 class Units:
-    parts: Mapping[MatrixRole, Part]
+    parts: Mapping[MatrixRole, MatrixPart]
     activations: ActivationFormat = "fp32"
     """The format that a decoded token's input is rounded to."""
     block_neurons: int = 1
     """Neurons of a unit."""
-    _layouts: dict[int, tuple["Inner", mlp.Layout | mlp.BlockLayout]] = field(
-        default_factory=dict[int, tuple["Inner", mlp.Layout | mlp.BlockLayout]], compare=False
+    _layouts: dict[int, tuple["Inner", mlp.UnitLayout]] = field(
+        default_factory=dict[int, tuple["Inner", mlp.UnitLayout]], compare=False
     )
 
-    def layout(self, inner: "Inner") -> mlp.Layout | mlp.BlockLayout:
+    def layout(self, inner: "Inner") -> mlp.UnitLayout:
         """Returns the units' layout as the kernel takes it, cached by `inner`, which is one object per layer."""
         found = self._layouts.get(id(inner))
         if found is None:
@@ -59,107 +59,32 @@ class Units:
             found = self._layouts[id(inner)] = inner, self._layout(inner)
         return found[1]
 
-    def _layout(self, inner: "Inner") -> mlp.Layout | mlp.BlockLayout:
-        down, gate, up = self.parts["down_proj"], self._part(inner.gate), self._part(inner.up)
-        if self.block_neurons > 1:
-            return mlp.BlockLayout(
-                gate_offset=gate and gate.offset,
-                up_offset=up and up.offset,
-                down_offset=down.offset,
-                block=self.block_neurons,
-                length=down.num_slices,
-                activation=inner.activation,
-                threshold=inner.threshold,
-                gate_fmt=gate and gate.format,
-                up_fmt=up and up.format,
-                down_fmt=down.format,
-            )
-        return mlp.Layout(
-            gate_offset=gate and gate.offset,
-            up_offset=up and up.offset,
-            down_offset=down.offset,
-            length=down.length,
-            fmt=down.format,
+    def _layout(self, inner: "Inner") -> mlp.UnitLayout:
+        gate, up = (None if role is None else self.parts[role].place for role in (inner.gate, inner.up))
+        down = self.parts["down_proj"]
+        return mlp.UnitLayout(
+            gate=gate,
+            up=up,
+            down=down.place,
+            length=down.num_slices if self.block_neurons > 1 else down.length,
             activation=inner.activation,
             threshold=inner.threshold,
-            gate_fmt=gate and gate.format,
-            up_fmt=up and up.format,
+            block=self.block_neurons,
         )
-
-    def _part(self, role: MatrixRole | None) -> Part | None:
-        return None if role is None else self.parts[role]
 
 
 def units_of(
     name: UnitFormat, pieces: Sequence[Slice], spec: ModelSpec, activations: ActivationFormat = "fp32"
 ) -> Units:
     """Computes where the slices lie inside a unit: one after another, each encoded separately."""
-    parts: dict[MatrixRole, Part] = {}
+    parts: dict[MatrixRole, MatrixPart] = {}
     offset = 0
     for piece, own in zip(pieces, slice_formats(name, len(pieces)), strict=True):
         count, length = slice_shape(piece, spec)
-        parts[piece.role] = Part(offset, count * nbytes(own, length), count, length, own)
+        parts[piece.role] = MatrixPart(offset, count * nbytes(own, length), count, length, own)
         offset += parts[piece.role].nbytes
     is_block = any(piece.axis == "columns" for piece in pieces)
     return Units(parts, activations, block_neurons(spec) if is_block else 1)
-
-
-class Block(Protocol):
-    @property
-    def ids(self) -> np.ndarray:
-        """Unit ids, int32 [K]."""
-        ...
-
-    def some(self, chosen_K: np.ndarray) -> "Block":
-        """Returns a block of the chosen units only, bool [K]."""
-        ...
-
-    def dot(self, role: MatrixRole, x_TN: np.ndarray) -> np.ndarray:
-        """Multiplies each unit's slice by `x`: float32 [T, N] -> float32 [T, K]."""
-        ...
-
-    def axpy(self, role: MatrixRole, c_TK: np.ndarray) -> np.ndarray:
-        """Sums the units' slices, weighted by `c_TK`: float32 [T, K] -> float32 [T, N]."""
-        ...
-
-    def mlp(self, inner: "Inner", x_TN: np.ndarray, terms: "Terms") -> np.ndarray:
-        """Computes the units' contribution to the MLP's output: float32 [T, N] -> float32 [T, N]."""
-        ...
-
-
-class Work(Protocol):
-    """A sublayer at work on one input. The caller goes through the sublayer's `requests` in order: `signal` first, then
-    `add` for every block of units. After the last request it calls `result`."""
-
-    @property
-    def experts(self) -> np.ndarray | None:
-        """The experts that each token uses, bool [T, E]; None if the sublayer has no experts."""
-        ...
-
-    def signal(self, key: Key) -> np.ndarray:
-        """Returns the signal from which the family's selector chooses, float32 [T, n]."""
-        ...
-
-    def add(self, key: Key, block: Block) -> None:
-        """Adds the contribution of a block of the family's units."""
-        ...
-
-    def result(self) -> np.ndarray:
-        """Returns the sublayer's output, float32 [T, hidden_size]."""
-        ...
-
-
-class Sublayer(Protocol):
-    """Attention or the MLP of a layer."""
-
-    @property
-    def requests(self) -> tuple[Key, ...]:
-        """The parts whose units each token requests, in order."""
-        ...
-
-    def begin(self, x_TN: np.ndarray, tokens: Tokens) -> Work:
-        """Begins work on the normed input, float32 [T, hidden_size], with the resident matrices."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -174,25 +99,7 @@ class Inner:
     threshold: float
 
 
-@dataclass(frozen=True)
-class Terms:
-    """The biases of a block's neurons and the factors of its units; None if they have none."""
-
-    gate_bias_K: np.ndarray | None
-    up_bias_K: np.ndarray | None
-    factors_TK: np.ndarray | None
-
-    def of(self, token: int, own_K: np.ndarray) -> mlp.Terms:
-        """Returns a token's terms for the chosen units only, bool [K]."""
-        gate, up = (
-            None if bias is None else bias.reshape(own_K.size, -1)[own_K].reshape(-1)
-            for bias in (self.gate_bias_K, self.up_bias_K)
-        )
-        factors = None if self.factors_TK is None else np.ascontiguousarray(self.factors_TK[token : token + 1, own_K])
-        return mlp.Terms(gate, up, factors)
-
-
-def _with_bias(values: np.ndarray, bias: np.ndarray | None) -> np.ndarray:
+def with_bias(values: np.ndarray, bias: np.ndarray | None) -> np.ndarray:
     return values if bias is None else values + bias
 
 
@@ -201,12 +108,14 @@ class StreamedBlock:
     """Consecutive units on flash, as the dense pass reads them: `codes` uint8 [K, unit_bytes]. Any number of tokens."""
 
     ids: np.ndarray
+    """int32 [K]."""
     codes: np.ndarray
     units: Units
     own_TK: np.ndarray | None = None
     """bool: which units each token uses; None for all. `axpy` adds nothing of unused units."""
 
     def some(self, chosen_K: np.ndarray) -> "StreamedBlock":
+        """Returns a block of the chosen units only, bool [K]."""
         if chosen_K.all():
             return self
         places = in_range(np.flatnonzero(chosen_K))
@@ -217,18 +126,19 @@ class StreamedBlock:
         """Returns the block for some of the tokens, int [n] ascending, at least one."""
         return self if self.own_TK is None else replace(self, own_TK=self.own_TK[tokens])
 
-    def dot(self, role: MatrixRole, x_TN: np.ndarray) -> np.ndarray:
-        """See `Block`; of blocks of neurons each of a unit's rows has a product: float32 [T, K * block_neurons]."""
+    def _dot(self, role: MatrixRole, x_TN: np.ndarray) -> np.ndarray:
+        """Multiplies each row of the units' neurons by `x`: float32 [T, N] -> float32 [T, K * block_neurons]."""
         offset, size, count, length, fmt = self.units.parts[role]
         codes = self.codes[:, offset : offset + size]
         rows_of_units = codes if count == 1 else codes.reshape(-1, size // count)
-        return matmul.matmul(rows_of_units, length, fmt, x_TN)
+        return products.matmul(rows_of_units, length, fmt, x_TN)
 
     def axpy(self, role: MatrixRole, c_TK: np.ndarray) -> np.ndarray:
+        """Sums the units' slices, weighted by `c_TK`: float32 [T, K] -> float32 [T, N]."""
         offset, size, _, length, fmt = self.units.parts[role]
         if self.own_TK is not None:
             c_TK = np.where(self.own_TK, c_TK, np.float32(0))
-        return matmul.matmul_t(self.codes[:, offset : offset + size], length, fmt, c_TK)
+        return products.matmul_t(self.codes[:, offset : offset + size], length, fmt, c_TK)
 
     def _down(self, values_TF: np.ndarray) -> np.ndarray:
         """Multiplies the inner activation of the units' neurons by their columns of down: float32 [T, N]. Blocks are
@@ -237,17 +147,18 @@ class StreamedBlock:
         if count == 1:
             return self.axpy("down_proj", values_TF)
         codes = self.codes[:, offset : offset + size].reshape(self.ids.size, count, -1)
-        return matmul.matmul(codes.transpose(1, 0, 2).reshape(count, -1), values_TF.shape[1], fmt, values_TF)
+        return products.matmul(codes.transpose(1, 0, 2).reshape(count, -1), values_TF.shape[1], fmt, values_TF)
 
     def mlp(self, inner: Inner, x_TN: np.ndarray, terms: Terms) -> np.ndarray:
+        """Computes the units' contribution to the MLP's output: float32 [T, N] -> float32 [T, N]."""
         act, neurons = activation(inner.activation, inner.threshold), self.units.block_neurons
         values_TK = np.ones((len(x_TN), neurons * self.ids.size), np.float32)
-        if terms.factors_TK is not None:
-            values_TK *= np.repeat(terms.factors_TK, neurons, axis=1)
+        if terms.factors is not None:
+            values_TK *= np.repeat(terms.factors, neurons, axis=1)
         if inner.gate is not None:
-            values_TK = values_TK * act(_with_bias(self.dot(inner.gate, x_TN), terms.gate_bias_K))
+            values_TK = values_TK * act(with_bias(self._dot(inner.gate, x_TN), terms.gate_bias))
         if inner.up is not None:
-            up_TK = _with_bias(self.dot(inner.up, x_TN), terms.up_bias_K)
+            up_TK = with_bias(self._dot(inner.up, x_TN), terms.up_bias)
             values_TK = values_TK * up_activation(inner.activation, inner.threshold)(up_TK)
         return self._down(values_TK)
 
@@ -262,20 +173,11 @@ class SlotBlock:
     memory: np.ndarray
     units: Units
     own_TK: np.ndarray | None = None
-    """bool: which units each token uses; None for all. For unused units `dot` returns 0, and `axpy` skips them."""
+    """bool: which units each token uses; None for all."""
 
     def some(self, chosen_K: np.ndarray) -> "SlotBlock":
         own_TK = None if self.own_TK is None else self.own_TK[:, chosen_K]
         return replace(self, ids=self.ids[chosen_K], slots=self.slots[chosen_K], own_TK=own_TK)
-
-    def dot(self, role: MatrixRole, x_TN: np.ndarray) -> np.ndarray:
-        offset, _, _, length, fmt = self.units.parts[role]
-        y_TK = np.zeros((len(x_TN), self.ids.size), np.float32)
-        for token, x in enumerate(x_TN):
-            own = WHOLE if self.own_TK is None else self.own_TK[token]
-            place = self.memory, self.slots[own], offset, length, fmt
-            y_TK[token, own] = rows.dot_rows(*place, x, activations=self.units.activations)
-        return y_TK
 
     def axpy(self, role: MatrixRole, c_TK: np.ndarray) -> np.ndarray:
         offset, _, _, length, fmt = self.units.parts[role]
@@ -283,28 +185,31 @@ class SlotBlock:
         for token, c in enumerate(c_TK):
             own = WHOLE if self.own_TK is None else self.own_TK[token]
             place = self.memory, self.slots[own], offset, length, fmt
-            y_TN[token] = rows.axpy_rows(*place, c[own])
+            y_TN[token] = products.axpy_rows(*place, c[own])
         return y_TN
 
     def mlp(self, inner: Inner, x_TN: np.ndarray, terms: Terms) -> np.ndarray:
-        x_TN = np.ascontiguousarray(x_TN)
+        x_TN, layout, kind = np.ascontiguousarray(x_TN), self.units.layout(inner), self.units.activations
         if self.own_TK is None or self.own_TK.all():  # the units are read once for all tokens
-            factors = None if terms.factors_TK is None else np.ascontiguousarray(terms.factors_TK)
-            own_terms = mlp.Terms(terms.gate_bias_K, terms.up_bias_K, factors)
-            return _sum(self, self.slots, inner, x_TN, own_terms)
+            return mlp.mlp(self.memory, self.slots, layout, x_TN, terms, activations=kind)
         y_TN = np.empty_like(x_TN)
         for token, own in enumerate(self.own_TK):
             one = slice(token, token + 1)
-            y_TN[one] = _sum(self, self.slots[own], inner, x_TN[one], terms.of(token, own))
+            own_terms = _terms_of(terms, one, own)
+            y_TN[one] = mlp.mlp(self.memory, self.slots[own], layout, x_TN[one], own_terms, activations=kind)
         return y_TN
 
 
-def _sum(block: SlotBlock, slots: np.ndarray, inner: Inner, x_TN: np.ndarray, terms: mlp.Terms) -> np.ndarray:
-    """Computes `Block.mlp` for tokens that all use the units in `slots`."""
-    layout, kind = block.units.layout(inner), block.units.activations
-    if isinstance(layout, mlp.BlockLayout):
-        return mlp.mlp_blocks(block.memory, slots, layout, x_TN, terms, activations=kind)
-    return mlp.mlp_rows_each(block.memory, slots, layout, x_TN, terms, activations=kind)
+def _terms_of(terms: Terms, token: slice, own_K: np.ndarray) -> Terms:
+    """Returns a token's terms for the chosen units only, bool [K]."""
+    gate, up = (
+        None if bias is None else bias.reshape(own_K.size, -1)[own_K].reshape(-1)
+        for bias in (terms.gate_bias, terms.up_bias)
+    )
+    return Terms(gate, up, None if terms.factors is None else np.ascontiguousarray(terms.factors[token, own_K]))
+
+
+Block = StreamedBlock | SlotBlock
 
 
 def chosen_blocks(batches: Iterable[Batch], units: Units, used_TU: np.ndarray | None) -> Iterator[Block]:
@@ -339,20 +244,25 @@ def _side_by_side(batches: Iterable[Batch]) -> Iterator[tuple[np.ndarray, np.nda
 
 
 class ColumnSums:
-    """Products of `x` with matrices whose columns are a family's units: entry i of `x` multiplies unit i; no bias."""
+    """Products of `x` with matrices whose columns are a family's units: entry i of `x` multiplies unit i."""
 
-    def __init__(self, widths: Mapping[MatrixRole, int], x_TN: np.ndarray) -> None:
+    def __init__(
+        self, widths: Mapping[MatrixRole, int], x_TN: np.ndarray, biases: Mapping[MatrixRole, np.ndarray | None]
+    ) -> None:
         """Begins with sums of zero, of the numbers of rows `widths`; `x_TN` is the family's signal."""
-        self._x_TN = x_TN
-        self.sums: dict[MatrixRole, np.ndarray] = {
+        self._x_TN, self._biases = x_TN, biases
+        self._sums: dict[MatrixRole, np.ndarray] = {
             role: np.zeros((len(x_TN), width), np.float32) for role, width in widths.items()
         }
-        """By role, float32 [T, M]."""
 
     def add(self, block: Block) -> None:
         chosen = np.ascontiguousarray(self._x_TN[:, block.ids])
-        for role, total in self.sums.items():
+        for role, total in self._sums.items():
             total += block.axpy(role, chosen)
+
+    def outputs(self) -> dict[MatrixRole, np.ndarray]:
+        """Returns the products of the units so far with the biases, by role, float32 [T, M]."""
+        return {role: with_bias(total, self._biases[role]) for role, total in self._sums.items()}
 
 
 def widths_of(family: str, spec: ModelSpec) -> dict[MatrixRole, int]:

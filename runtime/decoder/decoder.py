@@ -16,11 +16,9 @@ from coldpress.runtime import plugins
 from coldpress.runtime.arithmetic import rotary_tables
 from coldpress.runtime.artifact.reader import Artifact
 from coldpress.runtime.decoder.attention import Attention
-from coldpress.runtime.decoder.blocks import StreamedBlock, Sublayer, Units, chosen_blocks, units_of
-from coldpress.runtime.decoder.experts import Experts
-from coldpress.runtime.decoder.matrix import Resident
-from coldpress.runtime.decoder.mlp import Mlp
-from coldpress.runtime.decoder.norms import Norm, norm_of
+from coldpress.runtime.decoder.blocks import StreamedBlock, Units, chosen_blocks, units_of
+from coldpress.runtime.decoder.matrix import Norm, Resident, norm_of
+from coldpress.runtime.decoder.mlp import Experts, Mlp
 from coldpress.runtime.decoder.selection import Selection, union
 from coldpress.runtime.decoder.tokens import KvCache, Prior, Span, Tokens, new_cache
 from coldpress.runtime.kernels import FEW_TOKENS
@@ -52,7 +50,12 @@ class PromptChunk:
 
 @dataclass(frozen=True)
 class _Block:
-    sublayer: Sublayer
+    """A sublayer with its norms. Its `begin` takes the normed input, float32 [T, hidden_size], and returns work, whose
+    caller goes through `requests` in order: `signal`, float32 [T, n], from which the family's selector chooses, then
+    `add` for every block of units; after the last request `result`, float32 [T, hidden_size]. `experts` are those that
+    each token uses, bool [T, E], or None."""
+
+    sublayer: Attention | Mlp | Experts
     before: Norm | None
     after: Norm | None
     """Norms what the sublayer adds (OLMo 2, Gemma 2)."""
@@ -90,12 +93,11 @@ class Decoder:
         """Takes the resident tensors; call `begin` before the first token.
 
         `activations` is the format that a decoded token's vectors are rounded to in products with quantized rows.
-
-        Raises:
-            ArtifactError: if a file is damaged, or a layer cannot be computed from the families.
+        Raises `ArtifactError` if a file is damaged, or a layer cannot be computed from the families.
         """
         self.spec: ModelSpec = artifact.manifest.model
-        self._store, self._selection, self._activations = store, selection, activations
+        self._store, self.selection, self._activations = store, selection, activations
+        """`selection` may change between tokens; the KV caches stay."""
         self._families = tuple(entry.family for entry in artifact.manifest.families)
         self._units = _units(artifact.manifest, activations)
         resident = Resident(artifact.resident, artifact.manifest.resident, activations)
@@ -114,10 +116,6 @@ class Decoder:
         self._layers = [self._make_layer(layer, resident) for layer in range(self.spec.num_hidden_layers)]
         self._kv_cache: KvCacheFormat = store.plan.kv_cache
         self._caches: list[KvCache] = [self._new_cache(0)]
-
-    def follow(self, selection: Selection) -> None:
-        """Decodes the next tokens with another selection; the KV caches stay."""
-        self._selection = selection
 
     def _new_cache(self, context_length: int) -> KvCache:
         return new_cache(self.spec, context_length, self._kv_cache)
@@ -144,19 +142,13 @@ class Decoder:
         return self._caches[0].length
 
     def begin(self, context_length: int) -> None:
-        """Starts a new sequence of at most `context_length` tokens and allocates its KV cache.
-
-        Raises:
-            DoesNotFitError: if the plan's budget has room for fewer tokens.
-        """
+        """Starts a new sequence of at most `context_length` tokens and allocates its KV cache. Raises `DoesNotFitError`
+        if the plan's budget has room for fewer tokens."""
         self.begin_batch([context_length])
 
     def begin_batch(self, context_lengths: Sequence[int]) -> None:
-        """Starts one sequence for each of `context_lengths`, numbered from 0, of at most that many tokens each.
-
-        Raises:
-            DoesNotFitError: if the plan's budget has room for fewer tokens.
-        """
+        """Starts one sequence for each of `context_lengths`, numbered from 0, of at most that many tokens each. Raises
+        `DoesNotFitError` if the plan's budget has room for fewer tokens."""
         self._check_room(context_lengths)
         if [cache.context_length for cache in self._caches] != list(context_lengths):
             self._caches.clear()  # frees the old caches before the new ones are allocated
@@ -166,11 +158,8 @@ class Decoder:
         self._store.reset()
 
     def renew(self, sequence: int, context_length: int) -> None:
-        """Replaces a sequence that has ended by a new one of at most `context_length` tokens.
-
-        Raises:
-            DoesNotFitError: if the plan's budget has room for fewer tokens.
-        """
+        """Replaces a sequence that has ended by a new one of at most `context_length` tokens. Raises `DoesNotFitError`
+        if the plan's budget has room for fewer tokens."""
         lengths = [cache.context_length for cache in self._caches]
         self._check_room([*lengths[:sequence], context_length, *lengths[sequence + 1 :]])
         self._caches[sequence] = self._new_cache(context_length)
@@ -208,11 +197,8 @@ class Decoder:
         self._caches[sequence] = self._new_cache(0)
 
     def prefill(self, tokens: np.ndarray) -> np.ndarray:
-        """Appends `tokens` int [T], at least one, densely; returns their logits, float32 [T, V].
-
-        Raises:
-            ColdpressError: if a token is outside the vocabulary, or the context is full.
-        """
+        """Appends `tokens` int [T], at least one, densely; returns their logits, float32 [T, V]. Raises
+        `ColdpressError` if a token is outside the vocabulary, or the context is full."""
         chunks = [self._logits(hidden_TN) for _, hidden_TN in self._prefill_chunks([tokens], [0])]
         return np.concatenate(chunks)
 
@@ -303,14 +289,14 @@ class Decoder:
         if not counts or not min(counts) or sum(counts) > most:
             raise ColdpressError(f"{sum(counts)} tokens are to be decoded at once, expected 1 to {most}")
         if max(counts) > 1:
-            self.check_many()
+            self.selection.check_many()
         if len(counts) > 1:
-            self.check_batch()
+            self.selection.check_batch()
         spans = [Span(self._caches[number], count) for number, count in zip(sequences, counts, strict=True)]
         kept = None
         if num_kept is not None:
             kept = np.concatenate([np.arange(count) < n for count, n in zip(counts, num_kept, strict=True)])
-        is_dense = self._selection.is_whole
+        is_dense = self.selection.is_whole
         hidden_TN = self._forward(np.concatenate(tokens), spans, self._decode_layer, kept_T=kept, is_dense=is_dense)
         if num_kept is None:
             self._store.end_tokens(sum(counts))
@@ -328,22 +314,6 @@ class Decoder:
         if not 0 <= length <= cache.length:
             raise ValueError(f"length is {length}, the KV cache has {cache.length} tokens")
         cache.length = length
-
-    @property
-    def sees_residency(self) -> bool:
-        """Tells whether the choice of units depends on which units are in DRAM."""
-        return self._selection.sees_residency
-
-    @property
-    def sees_others(self) -> bool:
-        """Tells whether a token changes what the next ones use."""
-        return self._selection.sees_others
-
-    def check_many(self) -> None:
-        self._selection.check_many()
-
-    def check_batch(self) -> None:
-        self._selection.check_batch()
 
     def _prefill_chunks(
         self,
@@ -418,7 +388,7 @@ class Decoder:
             work = block.sublayer.begin(h_TN, tokens)
             for key in block.sublayer.requests:
                 signal, residency = work.signal(key), self._store.residency(key)
-                chosen = self._selection.select(key, signal, residency, work.experts)
+                chosen = self.selection.select(key, signal, residency, work.experts)
                 ids, used_TU = union(chosen, residency.present.size)
                 # units in memory come first, so the kernels run while the rest is read
                 batches = self._store.submit(key, ids, _kept(ids, used_TU, tokens.kept_T))
@@ -459,23 +429,23 @@ class Decoder:
         layer, family = key
         experts_TE = None
         if FAMILIES[family].signal == "mlp_input":
-            is_dense = self._selection.is_whole
+            is_dense = self.selection.is_whole
             signal_TN, experts_TE = self._layers[layer].mlp.input_signal(family, signal_TN, is_dense, self._prior)
-        return self._selection.select(key, signal_TN, residency, experts_TE), signal_TN
+        return self.selection.select(key, signal_TN, residency, experts_TE), signal_TN
 
     @property
     def _prior(self) -> Prior | None:
         """Returns what changes the scores of routers while tokens are decoded; None if they choose as trained."""
-        return self._prefer_present if self._selection.routing is not None else None
+        return self._prefer_present if self.selection.routing is not None else None
 
     def _prefer_present(self, layer: int, scores_TE: np.ndarray) -> np.ndarray:
-        routing = self._selection.routing
+        routing = self.selection.routing
         assert routing is not None
         shares = [
             held_shares(self._store.residency(key).present, scores_TE.shape[1])
             for key in self._layers[layer].mlp.requests
         ]
-        return routing.scores(scores_TE, np.mean(shares, axis=0), self._selection.routing_strengths[layer])
+        return routing.scores(scores_TE, np.mean(shares, axis=0), self.selection.routing_strengths[layer])
 
     def check_tokens(self, tokens: np.ndarray) -> None:
         """Raises `ColdpressError` naming the first id outside the vocabulary."""

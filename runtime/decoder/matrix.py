@@ -1,4 +1,5 @@
-"""Resident tensors: matrices that multiply activations straight from their codes, tables read row by row, vectors.
+"""Resident tensors: matrices that multiply activations straight from their codes, tables read row by row, vectors
+and norms.
 
 A matrix stays in DRAM as codes (uint8 [M, row_bytes]) with their format; it is never decoded as a whole.
 Shape letters: T tokens, N input values, M rows.
@@ -10,10 +11,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from coldpress.runtime import plugins
-from coldpress.runtime.kernels import FEW_TOKENS, gemv, matmul, rows
+from coldpress.runtime.arithmetic import layer_norm, rms_norm
+from coldpress.runtime.kernels import FEW_TOKENS, products
 from coldpress.runtime.kernels.activations import ActivationFormat
 from coldpress.runtime.quantization import Format
 from coldpress.schemas.families import FormatName
+from coldpress.schemas.model import ModelSpec, norm_parts, qk_norms
 from coldpress.schemas.quantized import ResidentTensor
 
 
@@ -65,17 +68,17 @@ class Matrix:
             few = len(c_TM) <= FEW_TOKENS
             return np.stack([c @ self.codes for c in c_TM]) if few else c_TM @ self.codes
         if len(c_TM) > FEW_TOKENS:
-            return matmul.matmul_t(self.codes, self.length, self.format, c_TM)
+            return products.matmul_t(self.codes, self.length, self.format, c_TM)
         every = np.arange(len(self.codes), dtype=np.int32)
-        return np.stack([rows.axpy_rows(self.codes, every, 0, self.length, self.format, c) for c in c_TM])
+        return np.stack([products.axpy_rows(self.codes, every, 0, self.length, self.format, c) for c in c_TM])
 
     def _product(self, x_TN: np.ndarray, *, few: bool) -> np.ndarray:
         if self.format is None:
             y_TM = np.stack([self.codes @ x for x in x_TN]) if few else x_TN @ self.codes.T
         elif few:
-            y_TM = gemv.gemv_each(self.codes, self.length, self.format, x_TN, self.activations)
+            y_TM = products.gemv_each(self.codes, self.length, self.format, x_TN, self.activations)
         else:
-            y_TM = matmul.matmul(self.codes, self.length, self.format, x_TN)
+            y_TM = products.matmul(self.codes, self.length, self.format, x_TN)
         return y_TM if self.bias is None else y_TM + self.bias
 
     def rows(self, ids: np.ndarray) -> np.ndarray:
@@ -115,3 +118,38 @@ class Resident:
         tensor = self._tensors[f"{name}.weight"]
         bias = self.optional_vector(f"{name}.bias")
         return Matrix(self._arrays[tensor.role], tensor.shape[-1], tensor.format, bias, self._activations)
+
+
+@dataclass(frozen=True)
+class Norm:
+    weight: np.ndarray
+    """float32 [n], or [heads, n]."""
+    bias: np.ndarray | None
+    eps: float
+    centred: bool
+    """True if the mean is subtracted (LayerNorm)."""
+
+    def apply(self, x: np.ndarray) -> np.ndarray:
+        """Norms the last axis of `x`, float32 [..., n] or [..., heads, n]."""
+        if self.centred:
+            return layer_norm(x, self.weight, self.bias, self.eps)
+        return rms_norm(x, self.weight, self.eps)
+
+
+def norm_of(name: str, spec: ModelSpec, resident: Resident) -> Norm:
+    return _norm(spec, resident.vector(f"{name}.weight"), resident.optional_vector(f"{name}.bias"))
+
+
+def qk_norm_of(layer: int, name: str, spec: ModelSpec, resident: Resident) -> Norm | None:
+    """Returns a layer's norm of q or k, `q_norm` or `k_norm`; None if it has none."""
+    roles = [f"layers.{layer}.{role}" for role in qk_norms(spec)[name]]
+    if resident.optional_vector(f"{roles[0]}.weight") is None:
+        return None
+    if spec.qk_norm != "heads":
+        return norm_of(roles[0], spec, resident)
+    return _norm(spec, np.stack([resident.vector(f"{role}.weight") for role in roles]), None)
+
+
+def _norm(spec: ModelSpec, weight: np.ndarray, bias: np.ndarray | None) -> Norm:
+    counts_from_one = spec.norm.endswith("_1p")
+    return Norm(weight + 1 if counts_from_one else weight, bias, spec.norm_eps, "bias" in norm_parts(spec))

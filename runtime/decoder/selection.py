@@ -58,10 +58,7 @@ class Selection:
 
     def __init__(self, artifact: Artifact, plan: Plan) -> None:
         """Takes the arrays fitted for the plan; a method without arrays in the artifact is fitted to densities only.
-
-        Raises:
-            ColdpressError: as `check_selector`, or if the method cannot be fitted without calibration.
-        """
+        Raises `ColdpressError` as `check_selector`, or if the method cannot be fitted without calibration."""
         check_selector(plan.method, artifact.manifest)
         self.method = plugins.load(PACKAGE, Selector, plan.method)
         self._title = f"the selector '{plan.method}'" if plan.routing is None else f"the routing '{plan.routing}'"
@@ -75,7 +72,6 @@ class Selection:
 
     @property
     def is_whole(self) -> bool:
-        """Tells whether every token uses all units, so that the choice needs no signal."""
         return self.method.is_whole
 
     def _fitted(self, artifact: Artifact, plan: Plan, part: PartPlan, num_units: int) -> dict[str, np.ndarray]:
@@ -100,11 +96,8 @@ class Selection:
         return [self.method.select_among(signal, arrays, residency, experts) for signal, experts in pairs]
 
     def check_many(self) -> None:
-        """Refuses to choose for several tokens of a sequence at once if one changes what the next one uses.
-
-        Raises:
-            ColdpressError: if choosing one token after the other could give other units.
-        """
+        """Refuses to choose for several tokens of a sequence at once if one changes what the next one uses. Raises
+        `ColdpressError` if choosing one token after the other could give other units."""
         if self.sees_others:
             raise ColdpressError(
                 f"{self._title} uses what is in DRAM, and what earlier tokens read changes that, so that tokens "
@@ -114,11 +107,7 @@ class Selection:
 
     def check_batch(self) -> None:
         """Refuses to choose for several sequences at once if the choice depends on what is in DRAM: their keys and
-        values take room from pinned units.
-
-        Raises:
-            ColdpressError: if a sequence alone could get other units.
-        """
+        values take room from pinned units. Raises `ColdpressError` if a sequence alone could get other units."""
         if self.sees_residency:
             raise ColdpressError(
                 f"{self._title} uses what is in DRAM, so that sequences decoded together would be "
@@ -144,11 +133,4 @@ def union(chosen: Sequence[np.ndarray], num_units: int) -> tuple[np.ndarray, np.
 def _predictor_arrays(artifact: Artifact, layer: int) -> dict[str, np.ndarray]:
     """Returns the arrays of a layer's predictor; none for a layer without one, whose tokens use all units."""
     found = artifact.predictors.get(layer)
-    if found is None:
-        return {}
-    return {
-        "fc1": found.fc1,
-        "fc2": found.fc2,
-        "format": np.array(found.format),
-        "threshold": np.array(found.threshold),
-    }
+    return {} if found is None else {name: np.asarray(value) for name, value in vars(found).items()}

@@ -24,7 +24,6 @@ class KvCache:
 
     @property
     def context_length(self) -> int:
-        """Tokens that fit."""
         return self.keys.shape[1]
 
 

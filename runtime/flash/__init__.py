@@ -46,44 +46,24 @@ class Ticket(Protocol):
         ...
 
 
-class Reader(Protocol):
-    moves_data: bool
-    """False if reads do not write to memory, so that copying from it would be wasted."""
-    direct: bool
-    """True if reads bypass the page cache; if not, memory outside the budget holds copies."""
-
-    def submit(self, extents: Extents, into: np.ndarray, landing: Landing | None = None) -> Ticket:
-        """Begins to read `extents`, one after another, into `into` (uint8, at least their bytes). `into` and the slots
-        of `landing` belong to the reads until the ticket's `finish` or `abandon` has returned."""
-        ...
-
-    def close(self) -> None:
-        """Closes the device; no read may follow."""
-        ...
-
-
 class Flash(PluginBase):
-    """flash.img of an open artifact, as a `Reader`. The base class of the files of this package."""
+    """flash.img of an open artifact. The base class of the files of this package."""
 
     moves_data: bool = True
+    """False if reads do not write to memory, so that copying from it would be wasted."""
     direct: bool = True
+    """True if reads bypass the page cache; if not, memory outside the budget holds copies."""
 
     @abstractmethod
     def __init__(self, artifact: Artifact, queue_depth: int) -> None:
-        """Opens the device.
-
-        Args:
-            artifact: The open artifact.
-            queue_depth: Reads in flight at once.
-
-        Raises:
-            ColdpressError: if this machine does not support this way of reading.
-        """
+        """Opens the device, for `queue_depth` reads in flight at once. Raises `ColdpressError` if this machine does not
+        support this way of reading."""
 
     @abstractmethod
     def submit(self, extents: Extents, into: np.ndarray, landing: Landing | None = None) -> Ticket:
-        """See `Reader`."""
+        """Begins to read `extents`, one after another, into `into` (uint8, at least their bytes). `into` and the slots
+        of `landing` belong to the reads until the ticket's `finish` or `abandon` has returned."""
 
     @abstractmethod
     def close(self) -> None:
-        """See `Reader`."""
+        """Closes the device; no read may follow."""

@@ -28,8 +28,6 @@ from coldpress.schemas.manifest import FLASH_FILE
 
 
 class Plugin(Flash):
-    """Threads that read with O_DIRECT."""
-
     MAX_IN_FLIGHT: ClassVar[int] = 32
     """More waiting threads cost more than they gain, at any queue depth of the device."""
     start_reads = staticmethod(_native.start_reads)
@@ -47,7 +45,7 @@ class Plugin(Flash):
                 FLASH_FILE,
             )
 
-    def submit(self, extents: Extents, into: np.ndarray, landing: Landing | None = None) -> "Reading":
+    def submit(self, extents: Extents, into: np.ndarray, landing: Landing | None = None) -> "DirectReads":
         arguments = (
             self._file,
             extents.offsets.astype(np.uint64),
@@ -60,7 +58,7 @@ class Plugin(Flash):
             landing,
         )
         start = partial(self.start_reads, *arguments)
-        return Reading(self, extents, start, start())
+        return DirectReads(self, extents, start, start())
 
     def close(self) -> None:
         self._finalizer()
@@ -85,7 +83,7 @@ class Plugin(Flash):
 
 
 @dataclass
-class Reading:
+class DirectReads:
     _flash: Plugin
     _extents: Extents
     _start: Callable[[], _native.Reads]

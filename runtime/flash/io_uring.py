@@ -16,17 +16,12 @@ from coldpress.schemas.errors import ColdpressError
 
 
 class Plugin(direct.Plugin):
-    """One thread that reads through io_uring."""
-
     MAX_IN_FLIGHT = sys.maxsize
     start_reads = staticmethod(_native.start_ring_reads)
 
     def __init__(self, artifact: Artifact, queue_depth: int) -> None:
-        """Opens the file as direct.py does; `queue_depth` is not bounded, because it costs no threads.
-
-        Raises:
-            ColdpressError: if the kernel refuses io_uring.
-        """
+        """Opens the file as direct.py does; `queue_depth` is not bounded, because it costs no threads. Raises
+        `ColdpressError` if the kernel refuses io_uring."""
         if error := _native.ring_error():
             raise ColdpressError(
                 f"flash io_uring: the kernel refuses it ({os.strerror(error)}), expected Linux 5.6 or newer without a "

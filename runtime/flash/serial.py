@@ -10,14 +10,9 @@ from coldpress.runtime.flash import Landing, direct
 
 
 class Plugin(direct.Plugin):
-    """Reads that end before `submit` returns."""
-
-    def submit(self, extents: Extents, into: np.ndarray, landing: Landing | None = None) -> direct.Reading:
-        """Reads and waits; see `coldpress.runtime.flash.Reader`.
-
-        Raises:
-            CorruptPageError, DeviceError: as the ticket's `finish` would.
-        """
+    def submit(self, extents: Extents, into: np.ndarray, landing: Landing | None = None) -> direct.DirectReads:
+        """Reads and waits; see `coldpress.runtime.flash.Flash`. Raises `CorruptPageError` or `DeviceError` as the
+        ticket's `finish` would."""
         reading = super().submit(extents, into, landing)
         reading.finish()
         return reading

@@ -8,7 +8,7 @@ import numpy as np
 
 from coldpress.runtime.artifact.reader import Artifact
 from coldpress.runtime.extents import Extents
-from coldpress.runtime.flash import Flash, Landing, Reader, Ticket
+from coldpress.runtime.flash import Flash, Landing, Ticket
 from coldpress.schemas.device import flash_seconds
 
 
@@ -36,9 +36,7 @@ class Modelled:
 
 
 class Plugin(Flash):
-    """The flash of an artifact's device profile."""
-
-    def __init__(self, artifact: Artifact, queue_depth: int, data: Reader | None = None) -> None:
+    def __init__(self, artifact: Artifact, queue_depth: int, data: Flash | None = None) -> None:
         """Models the device of the artifact's profile.
 
         Args:

@@ -365,7 +365,7 @@ class _Run:
         return found
 
     def _next_drafts(self, sequence: _Sequence, most: int) -> list[int]:
-        if self._decoder.sees_others:
+        if self._decoder.selection.sees_others:
             return []  # the plan of another budget
         return sequence.drafts.next(sequence.ids, min(most, sequence.max_new_tokens - len(sequence.tokens) - 1))
 
@@ -441,4 +441,4 @@ def _check(session: Session, room: Room, max_new_tokens: int) -> None:
     if max_new_tokens < 1:
         raise ColdpressError(f"the number of new tokens is {max_new_tokens}, expected at least 1")
     if room.sequences > 1:
-        session.decoder.check_batch()
+        session.decoder.selection.check_batch()

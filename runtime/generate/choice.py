@@ -10,7 +10,7 @@ from coldpress.runtime.artifact.reader import Artifact, open_artifact
 from coldpress.runtime.cache import read_choice
 from coldpress.runtime.decoder.selection import check_selector
 from coldpress.runtime.drafts import NO_DRAFT, Draft
-from coldpress.runtime.flash import Flash, Reader, simulated
+from coldpress.runtime.flash import Flash, simulated
 from coldpress.runtime.plan import budget
 from coldpress.runtime.plan.kv_cache import kv_cache_bytes, kv_cache_format
 from coldpress.runtime.quantities import parse_bytes
@@ -156,7 +156,7 @@ def draft_of(plan: Plan, manifest: Manifest) -> tuple[Draft, int]:
     return plugins.load("coldpress.runtime.drafts", Draft, name), plan.draft_tokens
 
 
-def make_flash(artifact: Artifact, plan: Plan, name: str) -> Reader:
+def make_flash(artifact: Artifact, plan: Plan, name: str) -> Flash:
     """Opens the reader of flash.img that runtime/flash has under `name`.
 
     Raises:

@@ -214,7 +214,7 @@ class Session:
                     self.store.switch(self.artifact, plan)
                 finally:
                     if self.store.plan is not before:  # also where pinned units could not be read
-                        self.decoder.follow(selection)
+                        self.decoder.selection = selection
                         self._wanted_plan = wanted
             if not self.plan.draft_bytes:
                 self._close_draft_model()
@@ -329,7 +329,7 @@ class Session:
         if isinstance(draft, Draft) and not draft.PROPOSES:
             return draft, 0
         check_draft_tokens(draft_tokens)
-        self.decoder.check_many()
+        self.decoder.selection.check_many()
         if isinstance(draft, Draft) and draft.NEEDS_MODEL:  # the plan may have changed since the opening
             self._draft_model = self._draft_model or self._opened_draft_model()
         return draft, draft_tokens

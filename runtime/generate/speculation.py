@@ -69,7 +69,7 @@ def decode(
     """Drafts at most `most` tokens and checks them in one pass. `ids` are all tokens so far, prompt included; the
     decoder has all but the last."""
     # the plan of another budget may refuse several tokens at once
-    drafted = [] if decoder.sees_others else drafts.next(ids, most)
+    drafted = [] if decoder.selection.sees_others else drafts.next(ids, most)
     logits = decoder.decode_many(np.array([ids[-1], *drafted]), drafts.num_expected(len(drafted)))
     found = drafts.check(drafted, logits, choose)
     decoder.accept([len(found.token_ids)], [1 + len(drafted)])

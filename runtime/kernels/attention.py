@@ -11,12 +11,29 @@ from collections.abc import Iterator
 import numpy as np
 
 from coldpress.runtime import _native
-from coldpress.runtime.kernels.matmul import decode_rows
+from coldpress.runtime.kernels.products import decode_rows
 from coldpress.runtime.quantization import int8_group32
+from coldpress.runtime.quantization._groups import FLOAT16_MAX
 
 INT8 = int8_group32.Plugin()
 SCORES_BYTES = 4 << 20
 """Bound on the scores of a block of queries, so that memory does not grow with the square of a prompt's length."""
+
+
+def encode_heads(values: np.ndarray, out: np.ndarray) -> None:
+    """Writes keys or values of tokens into an int8 cache, with the same bits as the format's `encode`.
+
+    Args:
+        values: float32[tokens, kv_heads, head_dim], contiguous.
+        out: uint8[tokens, kv_heads, bytes], contiguous; its contents are undefined after an error.
+
+    Raises:
+        ColdpressError: if a group's scale is beyond float16.
+        ValueError: if shapes disagree.
+        TypeError: if an array has another dtype or is not contiguous.
+    """
+    if not _native.encode_int8(values, out) < FLOAT16_MAX + 16:
+        INT8.encode(values.reshape(-1, values.shape[2]))  # raises the error, with the offending value
 
 
 def attend(
@@ -70,10 +87,8 @@ def attend_prefill(
     `q` is float32[tokens, heads, head_dim]; query t is at position length - tokens + t. All else is as in `attend`.
 
     Memory besides arguments and result: the scores of a block of queries (SCORES_BYTES, or one query's scores) and the
-    float32 keys and values of one key head over the positions that the block sees.
-
-    Raises:
-        ValueError: if shapes disagree or `length` is not inside the context.
+    float32 keys and values of one key head over the positions that the block sees. Raises `ValueError` if shapes
+    disagree or `length` is not inside the context.
     """
     tokens, heads, head_dim = q.shape
     _check(q, keys, values, length)

@@ -25,8 +25,6 @@ WITHOUT_DRAFT: Mapping[str, Any] = {"draft": None, "draft_tokens": 0, "draft_byt
 
 
 class Claim(NamedTuple):
-    """The demand of one family of one layer for DRAM."""
-
     density: float
     """Share of its units that a token uses."""
     num_units: int
@@ -103,10 +101,8 @@ def choose_plan(manifest: Manifest, dram_budget_bytes: int | None = None, plans:
 
     Without a budget, it takes the plan with the largest budget. With a budget, it takes the largest plan that fits,
     else the smallest one, and then cuts or extends pinned units and cache slots to what the budget leaves. A budget
-    with room for everything holds everything.
-
-    Raises:
-        DoesNotFitError: if the budget cannot hold what must always be in DRAM; the text gives both numbers.
+    with room for everything holds everything. Raises `DoesNotFitError` if the budget cannot hold what must always be in
+    DRAM; the text gives both numbers.
     """
     by_size = by_budget(manifest.plans if plans is None else plans)
     if dram_budget_bytes is None:
@@ -122,10 +118,8 @@ def refit(manifest: Manifest, plan: Plan, dram_budget_bytes: int) -> Plan:
 
     A budget with room for every unit gives each unit a slot, and counts no buffers; a draft model, which could save
     nothing there, leaves it its DRAM. A cache policy that admits nothing has no use for slots: it pins further units
-    with the bytes of the plan's slots, and with the bytes by which the budget exceeds the plan's.
-
-    Raises:
-        OverBudgetError: if the fixed part does not fit.
+    with the bytes of the plan's slots, and with the bytes by which the budget exceeds the plan's. Raises
+    `OverBudgetError` if the fixed part does not fit.
     """
     if units_whole_bytes(manifest, plan) <= dram_budget_bytes:
         plan = without_draft(plan)
@@ -154,18 +148,14 @@ def refit(manifest: Manifest, plan: Plan, dram_budget_bytes: int) -> Plan:
 
 
 def without_draft(plan: Plan) -> Plan:
-    """Returns a plan that leaves the DRAM of its draft model free."""
     if not plan.draft_bytes:
         return plan
     return plan.model_copy(update=WITHOUT_DRAFT)
 
 
 def with_kv_cache(manifest: Manifest, plan: Plan, kv_cache_bytes: int, dram_budget_bytes: int) -> Plan:
-    """Returns `plan` with another size of the KV cache; within the budget, a larger one takes room from units.
-
-    Raises:
-        DoesNotFitError: if the budget cannot hold the KV cache.
-    """
+    """Returns `plan` with another size of the KV cache; within the budget, a larger one takes room from units. Raises
+    `DoesNotFitError` if the budget cannot hold the KV cache."""
     changed = plan.model_copy(update={"kv_cache_bytes": kv_cache_bytes})
     missing = least_budget_bytes(manifest, changed) - dram_budget_bytes
     if missing > 0:
@@ -195,7 +185,6 @@ def units_with_room(claims: Sequence[Claim], free_bytes: int, reading_bytes: int
 
 
 def _unread(manifest: Manifest, plan: Plan) -> Held:
-    """Returns the uses besides units and buffers."""
     besides = plan.resident_bytes, plan.predictor_bytes, plan.kv_cache_bytes, bookkeeping_bytes(manifest)
     return Held(*besides, draft=plan.draft_bytes)
 

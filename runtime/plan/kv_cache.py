@@ -29,11 +29,8 @@ def formats_of(spec: ModelSpec) -> tuple[KvCacheFormat, ...]:
 
 
 def head_bytes(head_dim: int, kind: KvCacheFormat) -> int:
-    """Returns the bytes of the key, or of the value, of one head of one token.
-
-    Raises:
-        ColdpressError: if fp16 takes no more bytes than `kind`.
-    """
+    """Returns the bytes of the key, or of the value, of one head of one token. Raises `ColdpressError` if fp16 takes no
+    more bytes than `kind`."""
     found, plain = (STORED[name].nbytes(head_dim) for name in (kind, DEFAULT_KV_CACHE))
     if kind != DEFAULT_KV_CACHE and found >= plain:
         raise ColdpressError(

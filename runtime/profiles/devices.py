@@ -27,11 +27,8 @@ def device_names() -> list[str]:
 
 
 def named_devices(text: str) -> list[str]:
-    """Returns the devices that `--device` names, with commas between them, or all that have a profile.
-
-    Raises:
-        ColdpressError: if it names none.
-    """
+    """Returns the devices that `--device` names, with commas between them, or all that have a profile. Raises
+    `ColdpressError` if it names none."""
     names = device_names() if text == ALL else [name for name in text.split(",") if name]
     if not names:
         raise ColdpressError("--device names no device; give one, several with commas between them, or all")
@@ -40,10 +37,7 @@ def named_devices(text: str) -> list[str]:
 
 def device_path(name_or_path: str) -> Path:
     """Returns the file of a device: text with a slash, or ending in .yaml, .yml or .json, is a path, all else a name.
-
-    Raises:
-        UnknownNameError: if no profile has that name.
-    """
+    Raises `UnknownNameError` if no profile has that name."""
     if "/" in name_or_path or name_or_path.endswith((*YAML, ".json")):
         return Path(name_or_path).expanduser()
     if name_or_path not in (known := device_names()):
@@ -52,11 +46,8 @@ def device_path(name_or_path: str) -> Path:
 
 
 def load_device(name_or_path: str) -> DeviceProfile:
-    """Reads the profile of that name, or in a YAML or JSON file.
-
-    Raises:
-        ColdpressError: if there is no such profile, or it is not valid.
-    """
+    """Reads the profile of that name, or in a YAML or JSON file. Raises `ColdpressError` if there is no such profile,
+    or it is not valid."""
     return read_device(device_path(name_or_path))
 
 
@@ -75,11 +66,8 @@ def read_device(path: Path) -> DeviceProfile:
 
 
 def load_record(path: Path) -> DeviceProfile:
-    """Reads the device record in a JSON file.
-
-    Raises:
-        ColdpressError: if it cannot be read, is not a valid record, or was changed since it was written.
-    """
+    """Reads the device record in a JSON file. Raises `ColdpressError` if it cannot be read, is not a valid record, or
+    was changed since it was written."""
     try:
         with path.open("rb") as file:
             data = file.read(JSON.size_bytes + 1)  # bounded, as the file may be an endless pipe or device node

@@ -35,11 +35,8 @@ TIMESTAMP = "tag:yaml.org,2002:timestamp"
 
 
 def load_yaml(path: Path, kind: type[R]) -> R:
-    """Reads a record from a YAML file; amounts of memory may be text, such as `8GB`.
-
-    Raises:
-        ColdpressError: if the file cannot be read, or is not such a record; the text names every mistake.
-    """
+    """Reads a record from a YAML file; amounts of memory may be text, such as `8GB`. Raises `ColdpressError` if the
+    file cannot be read, or is not such a record; the text names every mistake."""
     try:
         data = yaml.load(_read(path), Loader=_Loader)
         return kind.model_validate_json(json.dumps(_with_amounts(data)))

@@ -39,32 +39,24 @@ class Format(PluginBase):
         """float32 [n, length] -> codes uint8 [n, nbytes(length)], rounded to nearest.
 
         With `prices`, those of a squared error at each place of a slice, float32 [length], above 0, formats of few bits
-        take the scales that lose least; finer formats ignore them.
-
-        Raises:
-            ColdpressError: if a value or a scale is beyond the format's range.
+        take the scales that lose least; finer formats ignore them. Raises `ColdpressError` if a value or a scale is
+        beyond the format's range.
         """
 
     @abstractmethod
     def decode(self, codes: np.ndarray, length: int) -> np.ndarray:
-        """uint8 [n, nbytes(length)] -> float32 [n, length].
-
-        Raises:
-            ColdpressError: if `codes` has another number of bytes per slice.
-        """
+        """uint8 [n, nbytes(length)] -> float32 [n, length]. Raises `ColdpressError` if `codes` has another number of
+        bytes per slice."""
 
     @abstractmethod
     def finite(self, codes: np.ndarray) -> bool:
-        """Whether codes uint8 [n, nbytes(length)] decode to finite values; checks without decoding if possible."""
+        """Tells whether codes uint8 [n, nbytes(length)] decode to finite values; does not decode if possible."""
 
     def scales(self, values: np.ndarray, prices: np.ndarray | None = None) -> np.ndarray:
         """Computes the scale of each group, float32 [n] as it will be stored, from values float32 [n, at most 32].
 
         For algorithms that choose codes (compiler/rounding); 1 in a format without scales. `prices` as for `encode`,
-        float32 [m, the same], where m divides n.
-
-        Raises:
-            ColdpressError: if a scale is beyond the format's range.
+        float32 [m, the same], where m divides n. Raises `ColdpressError` if a scale is beyond the format's range.
         """
         return np.ones(len(values), np.float32)
 

@@ -65,7 +65,6 @@ class GroupFormat(Format):
         return groups(length) * self._group_bytes
 
     def encode(self, values: np.ndarray, prices: np.ndarray | None = None) -> np.ndarray:
-        """Raises `ColdpressError` if a group's scale is beyond float16."""
         if prices is None or not self.IS_SEARCHED:
             return encode_blocks(values, self.nbytes(values.shape[1]), self._encode)
         each = padded(prices[None])[0]
@@ -129,6 +128,23 @@ class GroupFormat(Format):
         values[...] = whole.reshape(count, -1)[:, :length]
 
 
+def pack(numbers: np.ndarray, bits: int) -> np.ndarray:
+    """Packs numbers below 2 ** bits, uint8 [..., n]: uint8 [..., n * bits / 8]; bits is 1, 2, 4 or 8.
+
+    Value i lies in bits b (i // m) of byte i mod m, where m = n b / 8; a kernel so shifts whole vectors of bytes."""
+    num_bytes = numbers.shape[-1] * bits // 8
+    packed = numbers[..., :num_bytes].copy()
+    for index in range(1, 8 // bits):
+        packed |= numbers[..., index * num_bytes : (index + 1) * num_bytes] << (index * bits)
+    return packed
+
+
+def unpack(packed: np.ndarray, bits: int) -> np.ndarray:
+    """The inverse of `pack`: uint8 [..., m] -> uint8 [..., 8 m / bits]."""
+    mask = (1 << bits) - 1
+    return np.concatenate([packed >> (index * bits) & mask for index in range(8 // bits)], axis=-1)
+
+
 def groups(length: int) -> int:
     return -(-length // GROUP)
 
@@ -160,11 +176,8 @@ def encode_blocks(values: np.ndarray, nbytes: int, fill: Callable[[np.ndarray, n
 def decode_blocks(
     codes: np.ndarray, length: int, nbytes: int, fill: Callable[[np.ndarray, np.ndarray], None]
 ) -> np.ndarray:
-    """float32[n, length], filled by `fill(uint8[m, nbytes], float32[m, length])` over blocks of slices.
-
-    Raises:
-        ColdpressError: if a slice of `codes` is not of exactly `nbytes` bytes.
-    """
+    """float32[n, length], filled by `fill(uint8[m, nbytes], float32[m, length])` over blocks of slices. Raises
+    `ColdpressError` if a slice of `codes` is not of exactly `nbytes` bytes."""
     if codes.shape[1] != nbytes:
         raise ColdpressError(f"found {codes.shape[1]} bytes per slice where {length} values take {nbytes}")
     values = np.empty((codes.shape[0], length), np.float32)
@@ -174,11 +187,8 @@ def decode_blocks(
 
 
 def float16(scales: np.ndarray, name: str) -> np.ndarray:
-    """Rounds to float16 of the same shape, to nearest even.
-
-    Raises:
-        ColdpressError: if a number is beyond float16 (its largest is 65504); `name` is the format's.
-    """
+    """Rounds to float16 of the same shape, to nearest even. Raises `ColdpressError` if a number is beyond float16 (its
+    largest is 65504); `name` is the format's."""
     peak = float(np.abs(scales).max(initial=0.0))
     if not peak < FLOAT16_MAX + 16:  # the smallest number that rounds to infinity; `not <` also refuses NaN
         raise ColdpressError(

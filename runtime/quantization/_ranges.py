@@ -43,10 +43,7 @@ class RangeFormat(Format):
     @abstractmethod
     def held(self, steps: np.ndarray, starts: np.ndarray) -> Ranges:
         """Rounds steps and starts, which are at most 0, float32 [..., groups of a block], to what a header can say.
-
-        Raises:
-            ColdpressError: if one is beyond float16.
-        """
+        Raises `ColdpressError` if one is beyond float16."""
 
     @abstractmethod
     def join(self, numbers: np.ndarray, header: np.ndarray) -> np.ndarray:
@@ -60,11 +57,8 @@ class RangeFormat(Format):
         return -(-length // self.BLOCK) * self.BLOCK_BYTES
 
     def encode(self, values: np.ndarray, prices: np.ndarray | None = None) -> np.ndarray:
-        """Encodes values in the ranges that lose least; `prices` are those of a squared error along a slice.
-
-        Raises:
-            ColdpressError: if a step or a start is beyond float16.
-        """
+        """Encodes values in the ranges that lose least; `prices` are those of a squared error along a slice. Raises
+        `ColdpressError` if a step or a start is beyond float16."""
         count, length = values.shape
         padded = -(-length // self.BLOCK) * self.BLOCK
         each = np.zeros((1, padded), np.float32)
@@ -81,11 +75,8 @@ class RangeFormat(Format):
 
     def ranges(self, values: np.ndarray, prices: np.ndarray) -> Ranges:
         """Searches the ranges of blocks, float32 [n, BLOCK], that lose least; `prices` are those of a squared error of
-        each value, float32 [1, a number of values that divides n * BLOCK], repeated.
-
-        Raises:
-            ColdpressError: if a step or a start is beyond float16.
-        """
+        each value, float32 [1, a number of values that divides n * BLOCK], repeated. Raises `ColdpressError` if a step
+        or a start is beyond float16."""
         groups, per_block = values.reshape(-1, self.GROUP), (-1, self.BLOCK // self.GROUP)
         steps, starts = (np.empty(len(groups), np.float32) for _ in range(2))
         _native.fit_ranges(groups, prices.reshape(-1, self.GROUP), self.HIGHEST, self.ZERO, steps, starts)
@@ -127,10 +118,8 @@ def stored(values: np.ndarray) -> np.ndarray:
 def two_levels(values: np.ndarray, lowest: int, highest: int, name: str) -> tuple[np.ndarray, np.ndarray]:
     """Writes values [..., n] as a float16 [..., 1] times whole numbers: (the float16, the numbers), both as float32.
 
-    The value of largest magnitude gets the number of largest magnitude, so that the float16 may be negative.
-
-    Raises:
-        ColdpressError: if the float16 is beyond its range; `name` is the format's.
+    The value of largest magnitude gets the number of largest magnitude, so that the float16 may be negative. Raises
+    `ColdpressError` if the float16 is beyond its range; `name` is the format's.
     """
     peak = np.take_along_axis(values, np.abs(values).argmax(axis=-1)[..., None], axis=-1)
     most = np.float32(highest if highest > -lowest else lowest)

@@ -50,7 +50,6 @@ def _packed_six(scales: np.ndarray, minimums: np.ndarray) -> np.ndarray:
 
 
 def _unpacked_six(packed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the inverse of `_packed_six`."""
     scales, minimums, low = np.split(packed, 3, axis=-1)
     return (
         np.concatenate([scales & 63, low & 15 | scales >> 6 << 4], axis=-1),
@@ -65,6 +64,5 @@ def packed_twos(numbers: np.ndarray) -> np.ndarray:
 
 
 def unpacked_twos(packed: np.ndarray) -> np.ndarray:
-    """Returns the inverse of `packed_twos`."""
     shifts = (2 * np.arange(4, dtype=np.uint8))[:, None]
     return (packed.reshape(-1, 2, 1, 32) >> shifts & 3).reshape(-1, SUPER_BLOCK)

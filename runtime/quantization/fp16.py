@@ -22,7 +22,6 @@ class Plugin(Format):
         return encode_blocks(values, self.nbytes(values.shape[1]), _encode)
 
     def decode(self, codes: np.ndarray, length: int) -> np.ndarray:
-        """Decodes exactly; raises `ColdpressError` if `codes` has another number of bytes per slice."""
         return decode_blocks(codes, length, self.nbytes(length), _decode)
 
     def finite(self, codes: np.ndarray) -> bool:

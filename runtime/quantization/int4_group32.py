@@ -7,8 +7,7 @@ rounding to float16.
 
 import numpy as np
 
-from coldpress.runtime.quantization._bits import pack, unpack
-from coldpress.runtime.quantization._groups import GROUP, GroupFormat
+from coldpress.runtime.quantization._groups import GROUP, GroupFormat, pack, unpack
 
 
 class Plugin(GroupFormat):
@@ -22,7 +21,6 @@ class Plugin(GroupFormat):
     MAX_WEIGHT_ERROR = 0.3  # trained models have at most 0.1
 
     def pack_bits(self, q: np.ndarray) -> np.ndarray:
-        """Packs values 0..15 into the low nibbles and values 16..31 into the high ones."""
         return pack(q, 4)
 
     def unpack_bits(self, codes: np.ndarray) -> np.ndarray:

@@ -3,8 +3,7 @@ with 16 levels that lie closer around 0."""
 
 import numpy as np
 
-from coldpress.runtime.quantization._bits import pack, unpack
-from coldpress.runtime.quantization._groups import GROUP, GroupFormat, inverse
+from coldpress.runtime.quantization._groups import GROUP, GroupFormat, inverse, pack, unpack
 
 LEVELS = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.float32)
 MIDDLES = (LEVELS[1:] + LEVELS[:-1]) / 2

@@ -6,7 +6,7 @@ from coldpress.runtime.quantization._ranges import Ranges, halves, stored, two_l
 from coldpress.runtime.quantization._super_blocks import SuperBlocks, packed_twos, unpacked_twos
 
 OFFSET = 32
-"""What is added to steps, which are stored without a sign."""
+"""Added to steps, which are stored without a sign."""
 
 
 class Plugin(SuperBlocks):

@@ -2,8 +2,7 @@
 
 import numpy as np
 
-from coldpress.runtime.quantization._bits import pack, unpack
-from coldpress.runtime.quantization._groups import GROUP, GroupFormat
+from coldpress.runtime.quantization._groups import GROUP, GroupFormat, pack, unpack
 
 
 class Plugin(GroupFormat):

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from coldpress.runtime.largest import largest
+from coldpress.runtime.arithmetic import largest
 from coldpress.runtime.plugins import PluginBase, load_class, options_of
 from coldpress.schemas.model import ModelSpec
 

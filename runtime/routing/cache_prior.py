@@ -11,10 +11,7 @@ from coldpress.runtime.routing import Routing
 
 
 class Plugin(Routing):
-    """Prefers experts in DRAM."""
-
     def scores(self, scores_TE: np.ndarray, present_E: np.ndarray, strength: float) -> np.ndarray:
-        """Adds the prior; each token's best expert has infinity."""
         range_T1 = scores_TE.max(axis=1, keepdims=True) - scores_TE.min(axis=1, keepdims=True)
         found_TE = scores_TE + np.float32(strength) * range_T1 * present_E
         np.put_along_axis(found_TE, scores_TE.argmax(axis=1, keepdims=True), np.float32(np.inf), axis=1)

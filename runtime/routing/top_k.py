@@ -6,8 +6,6 @@ from coldpress.runtime.routing import Routing
 
 
 class Plugin(Routing):
-    """Leaves the scores as they are."""
-
     SEES_RESIDENCY = False
 
     def scores(self, scores_TE: np.ndarray, present_E: np.ndarray, strength: float) -> np.ndarray:

@@ -24,7 +24,7 @@ from coldpress.schemas.model import ModelSpec
 from coldpress.schemas.sparsity import Sparsity
 
 DensitySource = Literal["whole", "measured", "budget", "capped"]
-"""Where densities come from. `whole`: every unit. `measured`: the share that is not exactly zero. `budget`: the user's
+"""Sources of densities. `whole`: every unit. `measured`: the share that is not exactly zero. `budget`: the user's
 density, or the one that the DRAM budget allows (ActiveFlow 4.1), divided among the families by the selector. `capped`:
 as `budget`, but at most the share that is not exactly zero."""
 OptionsT = TypeVar("OptionsT", bound=Record, default=Any)
@@ -87,11 +87,8 @@ class Selector(plugins.PluginBase, Generic[OptionsT]):
 
     @abstractmethod
     def families(self, spec: ModelSpec, options: OptionsT) -> tuple[str, ...]:
-        """Returns the families that an artifact made for this selector keeps on flash.
-
-        Raises:
-            ColdpressError: if the options contradict each other or do not fit this model.
-        """
+        """Returns the families that an artifact made for this selector keeps on flash. Raises `ColdpressError` if the
+        options contradict each other or do not fit this model."""
 
     def densities(self, exact_zeros: bool) -> DensitySource:
         """Returns where densities come from, for a model with or without exact zeros."""
@@ -106,10 +103,8 @@ class Selector(plugins.PluginBase, Generic[OptionsT]):
         """Returns the share of each family's units that a token uses, so that it uses `density` of the MLP's weights.
 
         Attention's families, if the options name them, get the share `density` of their own units. In a mixture, all
-        shares are of the experts that the router picks.
-
-        Raises:
-            ColdpressError: as `flash_density`, or if the options allow no such division.
+        shares are of the experts that the router picks. Raises `ColdpressError` as `flash_density`, or if the options
+        allow no such division.
         """
         on_flash = self.flash_density(density, spec, options)
         held = mlp_shares(self.families(spec, options), spec)
@@ -118,10 +113,8 @@ class Selector(plugins.PluginBase, Generic[OptionsT]):
     def flash_density(self, density: float, spec: ModelSpec, options: OptionsT) -> float:
         """Returns the share that a token uses of the MLP's weights on flash, if it uses `density` of all of them.
 
-        The MLP's matrices that stay in DRAM are used whole.
-
-        Raises:
-            ColdpressError: if those matrices alone exceed `density`.
+        The MLP's matrices that stay in DRAM are used whole. Raises `ColdpressError` if those matrices alone exceed
+        `density`.
         """
         least = resident_share(self.families(spec, options), spec)
         if density >= 1:

@@ -21,10 +21,8 @@ def threshold(statistics: Mapping[str, np.ndarray], density: float) -> np.float3
     """Returns the t for which a share `density`, above 0, of all entries has |signal| >= t.
 
     Assumes that magnitudes are spread evenly inside a bin, of a histogram whose first bin counts the zeros. The result
-    is never zero, because an entry that is exactly zero adds nothing at any density.
-
-    Raises:
-        ColdpressError: if there is no histogram, for example in an artifact of another method.
+    is never zero, because an entry that is exactly zero adds nothing at any density. Raises `ColdpressError` if there
+    is no histogram, for example in an artifact of another method.
     """
     counts, edges, above = _above(statistics)
     wanted = density * above[0]
@@ -38,11 +36,8 @@ def threshold(statistics: Mapping[str, np.ndarray], density: float) -> np.float3
 
 
 def draws(statistics: Mapping[str, np.ndarray], shape: tuple[int, ...]) -> np.ndarray:
-    """Draws magnitudes, float32 of `shape`, from calibration's histogram, with a fixed seed.
-
-    Raises:
-        ColdpressError: as `threshold`.
-    """
+    """Draws magnitudes, float32 of `shape`, from calibration's histogram, with a fixed seed. Raises `ColdpressError` as
+    `threshold`."""
     shares = np.random.default_rng(0).random(shape)
     _, edges, above = _above(statistics)
     edges[-1] = edges[-2]  # the last bin has no upper end

@@ -16,8 +16,6 @@ from coldpress.schemas.model import ModelSpec
 
 
 class Options(ReadingOptions):
-    """Whether the choice is built into an artifact or only evaluated."""
-
     oracle: bool = Field(
         default=False,
         description="true or false: whether the matrices that decide count as left out, too; evaluation alone takes it",
@@ -30,8 +28,6 @@ def beside_gate(spec: ModelSpec) -> tuple[str, ...]:
 
 
 class PartOfGlu(TopK[Options]):
-    """Top-k on a vector that one or two of the MLP's matrices compute."""
-
     OPTIONS = Options
     GATED: ClassVar[str]
     """The family on flash if the model has a gate; without a gate it is `mlp_mid`, the down projection's columns."""

@@ -12,8 +12,6 @@ from coldpress.schemas.model import ModelSpec
 
 
 class Plugin(Threshold[ReadingOptions]):
-    """A threshold on act(gate)."""
-
     CHOOSES = ("up_down", "mlp_mid")
     OPTIONS = ReadingOptions
 

@@ -21,8 +21,6 @@ from coldpress.schemas.model import ModelSpec
 
 
 class Options(Record):
-    """Which parts of the model lie on flash."""
-
     families: str | None = Field(
         default=None,
         description="the families that lie on flash, joined by +, as neuron+attn_in; default: block, or neuron where "
@@ -31,8 +29,6 @@ class Options(Record):
 
 
 class Plugin(Selector[Options]):
-    """All units."""
-
     CHOOSES = tuple(FAMILIES)
     OPTIONS = Options
     EXACT = True

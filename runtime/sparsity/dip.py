@@ -27,8 +27,6 @@ LEAST = 0.02
 
 
 class Options(ReadingOptions):
-    """How the MLP's density is divided; by a rule of the paper's form if neither option is given."""
-
     input_density: Annotated[float | None, Key(default="by the rule that a search gave")] = Field(
         default=None, gt=0, le=1, description="share of the MLP's inputs that a token uses"
     )
@@ -41,8 +39,6 @@ DipOptionsT = TypeVar("DipOptionsT", bound=Options)
 
 
 class Dip(TopK[DipOptionsT]):
-    """Top-k with separate densities for the inputs and the inner activation."""
-
     CHOOSES = ("mlp_in", "mlp_mid")
     OPTIONS = Options
 
@@ -52,10 +48,8 @@ class Dip(TopK[DipOptionsT]):
     def divide(self, density: float, spec: ModelSpec, options: DipOptionsT) -> dict[str, float]:
         """Returns each family's density, so that the MLP's density, counted by weights, is `density`.
 
-        If both options are given, `density` has no effect.
-
-        Raises:
-            ColdpressError: if the given option leaves no density between 0 and 1 for the other family.
+        If both options are given, `density` has no effect. Raises `ColdpressError` if the given option leaves no
+        density between 0 and 1 for the other family.
         """
         weight = mlp_shares(("mlp_in", "mlp_mid"), spec)["mlp_in"]
         inputs, glu = options.input_density, options.glu_density

@@ -19,16 +19,12 @@ NEVER = 1e-200
 
 
 class Options(dip.Options):
-    """DIP's options, and the weight of units that are not in DRAM."""
-
     gamma: float = Field(
         default=0.2, ge=0, le=1, description="factor on the magnitude of what is not in DRAM (DIP Eq. 10)"
     )
 
 
 class Plugin(dip.Dip[Options]):
-    """DIP with cache-aware masking."""
-
     KEPT: ClassVar[Mapping[str, Kept]] = {**TopK.KEPT, "gamma": Kept("float32")}
     OPTIONS = Options
     SEES_RESIDENCY = True

@@ -12,8 +12,6 @@ from coldpress.schemas.model import ModelSpec
 
 
 class Plugin(Threshold[ReadingOptions]):
-    """A threshold on the activation of a ReLU model."""
-
     CHOOSES = ("up_down", "mlp_mid")
     OPTIONS = ReadingOptions
     NEEDS_EXACT_ZEROS = True
@@ -22,5 +20,4 @@ class Plugin(Threshold[ReadingOptions]):
         return beside_gate(spec)
 
     def densities(self, exact_zeros: bool) -> DensitySource:
-        """Caps the chosen density at the share that is not exactly zero."""
         return "capped"

@@ -29,8 +29,6 @@ STEPS = 14
 
 
 class Options(topk.Options):
-    """Which matrices are pruned; by default a token also uses units that cost no read."""
-
     use_read_units: bool = Field(
         default=True,
         description="true or false: whether a token also uses what is in DRAM, and what the reads for its units bring",
@@ -38,8 +36,6 @@ class Options(topk.Options):
 
 
 class Plugin(Selector[Options]):
-    """Intervals of the inputs of linear layers, by importance and reading time."""
-
     CHOOSES = ("mlp_in", "mlp_mid", "attn_in", "attn_out")
     OPTIONS = Options
     KEPT: ClassVar[Mapping[str, Kept]] = {
@@ -60,10 +56,8 @@ class Plugin(Selector[Options]):
         At this price tokens name `density` of the units, if calibration's magnitudes lie in random order and a random
         `resident_share` of the units is in DRAM. With a flash order that groups units used together, and a cache that
         holds units used again, the same price buys more. The share matters because isolated units among units in DRAM
-        are expensive to read: with a price found without it, tokens would name far fewer units.
-
-        Raises:
-            ColdpressError: if `statistics` lacks magnitudes, norms or the cost of a read.
+        are expensive to read: with a price found without it, tokens would name far fewer units. Raises `ColdpressError`
+        if `statistics` lacks magnitudes, norms or the cost of a read.
         """
         if "unit_norms" not in statistics or "read_units" not in statistics:
             raise ColdpressError(

@@ -8,7 +8,5 @@ from coldpress.runtime.sparsity._parts_of_glu import PartOfGlu
 
 
 class Plugin(PartOfGlu):
-    """Top-k on act(gate)."""
-
     CHOOSES = ("up_down", "mlp_mid")
     GATED = "up_down"

@@ -8,7 +8,5 @@ from coldpress.runtime.sparsity._parts_of_glu import PartOfGlu
 
 
 class Plugin(PartOfGlu):
-    """Top-k on the inner activation."""
-
     CHOOSES = ("mlp_mid",)
     GATED = "mlp_mid"

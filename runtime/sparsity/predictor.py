@@ -13,15 +13,13 @@ from typing import ClassVar
 import numpy as np
 from pydantic import Field
 
-from coldpress.runtime.kernels import gemv
-from coldpress.runtime.largest import largest
+from coldpress.runtime.arithmetic import largest
+from coldpress.runtime.kernels import products
 from coldpress.runtime.sparsity import DensitySource, Kept, ReadingOptions, Residency, Selector, topk
 from coldpress.schemas.model import ModelSpec
 
 
 class Options(ReadingOptions):
-    """How scores decide; the settings of `predict` say how predictors are trained."""
-
     topk_ratio: float = Field(
         default=0.0,
         ge=0,
@@ -31,8 +29,6 @@ class Options(ReadingOptions):
 
 
 class Plugin(Selector[Options]):
-    """Units by the scores of a low-rank network."""
-
     CHOOSES = ("neuron",)
     KEPT: ClassVar[Mapping[str, Kept]] = {"num_selected": Kept("int32")}
     OPTIONS = Options
@@ -86,9 +82,9 @@ class Plugin(Selector[Options]):
         if "fc1" not in arrays or not ids.size:
             return ids
         format_name, fc2 = str(arrays["format"]), arrays["fc2"]
-        inner = gemv.gemv(arrays["fc1"], signal.size, format_name, signal)
+        inner = products.gemv(arrays["fc1"], signal.size, format_name, signal)
         rectified = np.maximum(inner, 0, dtype=np.float32)
-        parts = [gemv.gemv(fc2[start : start + width], rectified.size, format_name, rectified) for start in starts]
+        parts = [products.gemv(fc2[start : start + width], rectified.size, format_name, rectified) for start in starts]
         return ids[self.by_scores(np.concatenate(parts)[None], arrays)[0]]
 
     def select_many(self, activity: np.ndarray, arrays: Mapping[str, np.ndarray]) -> np.ndarray:

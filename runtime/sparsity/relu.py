@@ -15,8 +15,6 @@ from coldpress.schemas.model import ModelSpec
 
 
 class Plugin(Selector[Record]):
-    """Every unit that is not exactly zero."""
-
     CHOOSES = ("up_down", "mlp_mid")
     NEEDS_EXACT_ZEROS = True
     EXACT = True
@@ -25,7 +23,6 @@ class Plugin(Selector[Record]):
         return beside_gate(spec)
 
     def densities(self, exact_zeros: bool) -> DensitySource:
-        """Takes the measured share of activations that are not zero."""
         return "measured"
 
     def select(self, signal: np.ndarray, arrays: Mapping[str, np.ndarray], residency: Residency) -> np.ndarray:

@@ -17,8 +17,6 @@ from coldpress.schemas.model import ModelSpec
 
 
 class Threshold(Selector[OptionsT]):
-    """Chooses the units that reach a threshold; subclasses say from which families."""
-
     CHOOSES = topk.TopK.CHOOSES
     KEPT: ClassVar[Mapping[str, Kept]] = {"threshold": Kept("float32")}
 
@@ -38,8 +36,6 @@ class Threshold(Selector[OptionsT]):
 
 
 class Plugin(Threshold[topk.Options]):
-    """A threshold on the inputs of all linear layers."""
-
     OPTIONS = topk.Options
 
     def families(self, spec: ModelSpec, options: topk.Options) -> tuple[str, ...]:

@@ -12,20 +12,16 @@ from typing import ClassVar
 import numpy as np
 from pydantic import Field
 
-from coldpress.runtime.largest import largest
+from coldpress.runtime.arithmetic import largest
 from coldpress.runtime.sparsity import Kept, OptionsT, ReadingOptions, Selector
 from coldpress.schemas.model import ModelSpec
 
 
 class Options(ReadingOptions):
-    """Which matrices are pruned."""
-
     attention: bool = Field(default=False, description="true or false: whether attention's matrices are pruned, too")
 
 
 class TopK(Selector[OptionsT]):
-    """Chooses the k units of largest |signal|; subclasses say from which families."""
-
     CHOOSES = ("up_down", "gate_down", "mlp_in", "mlp_mid", "attn_in", "attn_out")
     KEPT: ClassVar[Mapping[str, Kept]] = {"num_selected": Kept("int32")}
 
@@ -41,8 +37,6 @@ class TopK(Selector[OptionsT]):
 
 
 class Plugin(TopK[Options]):
-    """Top-k on the inputs of all linear layers."""
-
     OPTIONS = Options
 
     def families(self, spec: ModelSpec, options: Options) -> tuple[str, ...]:

@@ -8,7 +8,5 @@ from coldpress.runtime.sparsity._parts_of_glu import PartOfGlu
 
 
 class Plugin(PartOfGlu):
-    """Top-k on the up projection."""
-
     CHOOSES = ("gate_down", "mlp_mid")
     GATED = "gate_down"

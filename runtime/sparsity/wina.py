@@ -15,19 +15,14 @@ from coldpress.schemas.errors import ColdpressError
 
 
 class Plugin(topk.Plugin):
-    """Top-k on |x| times the norm of the unit's weights."""
-
     CHOOSES = ("mlp_in", "mlp_mid", "attn_in", "attn_out")
     KEPT: ClassVar[Mapping[str, Kept]] = {**topk.TopK.KEPT, "unit_norms": Kept("float32", None)}
 
     def fit(
         self, num_units: int, density: float, statistics: Mapping[str, np.ndarray], options: topk.Options
     ) -> dict[str, np.ndarray]:
-        """Computes `num_selected` int32 [1] and `unit_norms` float32 [num_units].
-
-        Raises:
-            ColdpressError: if `statistics` has no norms.
-        """
+        """Computes `num_selected` int32 [1] and `unit_norms` float32 [num_units]. Raises `ColdpressError` if
+        `statistics` has no norms."""
         if "unit_norms" not in statistics:
             raise ColdpressError(
                 "wina needs the norms of the source's weights, which an artifact of another method does not have; "

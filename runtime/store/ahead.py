@@ -18,7 +18,6 @@ made: a request for its units reads them again, so damage is reported only if a 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import numpy as np
 
@@ -39,13 +38,9 @@ MAX_REGION_BYTES = 1 << 30
 """Largest region that is used, because offsets in a region are 32-bit numbers."""
 
 
-class Choose(Protocol):
-    """Chooses the units that a layer would ask for, given an earlier layer's input."""
-
-    def __call__(self, key: Key, signal_TN: np.ndarray, residency: Residency) -> tuple[list[np.ndarray], np.ndarray]:
-        """Returns, for an input float32 [T, hidden_size], the ids that each token would use, int32 ascending, and the
-        signal that the selector sees, float32 [T, n]."""
-        ...
+Choose = Callable[[Key, np.ndarray, Residency], tuple[list[np.ndarray], np.ndarray]]
+"""A layer and family, an earlier layer's input, float32 [T, hidden_size], and where the units are -> the ids that each
+token would use, int32 ascending, and the signal that the selector sees, float32 [T, n]."""
 
 
 @dataclass

@@ -8,17 +8,16 @@ part of a guess is read.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 
-from coldpress.runtime.extents import Extents, span_bytes
+from coldpress.runtime.extents import span_bytes
 from coldpress.runtime.plan.budget import fixed_bytes
 from coldpress.runtime.store import planner
 from coldpress.runtime.store.facts import Key
-from coldpress.runtime.store.reads import MAX_READ_BYTES, longest_read_bytes
+from coldpress.runtime.store.planner import MAX_READ_BYTES, longest_read_bytes
 from coldpress.runtime.store.resident import seconds_before, uses_all
 from coldpress.schemas.device import Flash, flash_seconds
 from coldpress.schemas.errors import ColdpressError
@@ -49,8 +48,6 @@ NOTHING = Ahead(0, 1.0)
 
 
 class Room(NamedTuple):
-    """The memory that the guesses of a family may take."""
-
     section_bytes: int
     """Most bytes that the guess for one section takes, whole pages."""
     copies: int
@@ -91,31 +88,6 @@ class Reading:
     flash: Flash
     """The device's law, at the plan's queue depth."""
     gap_bytes: int
-
-    @property
-    def page_bytes(self) -> int:
-        return self.flash.page_bytes.value
-
-    @cached_property
-    def held(self) -> dict[Key, float]:
-        """Share of each part's units that DRAM holds."""
-        units = {(layer, section.family): section.num_units for section in self.sections for layer in section.layers}
-        return {
-            (part.layer, part.family): (part.num_pinned + part.cache_slots) / units[part.layer, part.family]
-            for part in self.parts
-        }
-
-    @cached_property
-    def density(self) -> dict[Key, float]:
-        return {(part.layer, part.family): part.density for part in self.parts}
-
-    def read_s(self, reads: Extents) -> float:
-        return float(flash_seconds(self.flash, len(reads), reads.num_bytes))
-
-    def plan(self, units: planner.Strided, positions: np.ndarray, most_bytes: int = MAX_READ_BYTES) -> planner.ReadPlan:
-        """Plans the reads for units at ascending `positions`, none longer than `most_bytes`."""
-        longest = longest_read_bytes(most_bytes, units.unit_bytes, self.page_bytes)
-        return planner.plan_reads(units, positions, self.page_bytes, self.gap_bytes, longest)
 
 
 def rooms(sections: Sequence[Section], parts: Iterable[PartPlan], page_bytes: int) -> dict[FamilyName, Room]:
@@ -164,7 +136,7 @@ def buffer_bytes(reading: Reading, idle_s: float, guess: float, free_bytes: int)
     The buffer has room for at least one unit. In `idle_s` seconds per layer no request waits; of guessed units the
     fraction `guess` is read. See `most_bytes` for `free_bytes`.
     """
-    page_bytes, sections = reading.page_bytes, reading.sections
+    page_bytes, sections = reading.flash.page_bytes.value, reading.sections
     most = most_bytes(sections, reading.parts, page_bytes, free_bytes)
     if not most:
         return 0
@@ -184,23 +156,27 @@ def buffer_bytes(reading: Reading, idle_s: float, guess: float, free_bytes: int)
 def _largest(sections: Sequence[Section], family: FamilyName) -> Section:
     """Returns a family's section with the most layers, of several with as many the first one with the largest units.
     The family's first section is left out, because no section before it could guess it."""
-    return max([section for section in sections if section.family == family][1:], key=_by_size)
-
-
-def _by_size(section: Section) -> tuple[int, int]:
-    return len(section.layers), section.unit_bytes
+    return max(
+        [section for section in sections if section.family == family][1:],
+        key=lambda section: (len(section.layers), section.unit_bytes),
+    )
 
 
 def _guessed_s(reading: Reading, section: Section, guess: float) -> float:
     """Returns the seconds to read the guess for all layers of a section if units lie on flash in random order."""
-    density = max(reading.density[layer, section.family] for layer in section.layers)
+    planned = {(part.layer, part.family): part for part in reading.parts}
+    parts, page_bytes = [planned[layer, section.family] for layer in section.layers], reading.flash.page_bytes.value
+    density = max(part.density for part in parts)
     chosen = np.flatnonzero(scattered(section.num_units, 0) < guess * density)
+    held = [(part.num_pinned + part.cache_slots) / section.num_units for part in parts]
     missing = [
-        chosen[scattered(chosen.size, 1 + layer) >= reading.held[layer, section.family]] * len(section.layers) + index
-        for index, layer in enumerate(section.layers)
+        chosen[scattered(chosen.size, 1 + part.layer) >= share] * len(parts) + index
+        for index, (part, share) in enumerate(zip(parts, held, strict=True))
     ]
     units = planner.Strided(section.offset_bytes, section.unit_bytes, section.unit_bytes)
-    return reading.read_s(reading.plan(units, np.sort(np.concatenate(missing))).extents)
+    longest, positions = longest_read_bytes(MAX_READ_BYTES, section.unit_bytes, page_bytes), np.concatenate(missing)
+    reads = planner.plan_reads(units, np.sort(positions), page_bytes, reading.gap_bytes, longest).extents
+    return float(flash_seconds(reading.flash, len(reads), reads.num_bytes))
 
 
 def scattered(count: int, seed: int) -> np.ndarray:
@@ -213,10 +189,7 @@ def scattered(count: int, seed: int) -> np.ndarray:
 
 def wanted(manifest: Manifest, plan: Plan, preload: Preload) -> Ahead:
     """Returns a plan's settings for reading ahead under the user's `preload`: the plan's own, or else `fitting` ones.
-
-    Raises:
-        ColdpressError: if `preload` is on and nothing can be read ahead.
-    """
+    Raises `ColdpressError` if `preload` is on and nothing can be read ahead."""
     if preload == "off":
         return NOTHING
     if plan.preload_buffer_bytes:

@@ -16,8 +16,6 @@ from coldpress.schemas.manifest import Manifest
 
 
 class FlashQueue:
-    """A modelled device that serves reads in order while the processor computes."""
-
     def __init__(self) -> None:
         self._left_s = 0.0
 

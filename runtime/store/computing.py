@@ -97,7 +97,6 @@ class Work(NamedTuple):
 
 
 def basis(device: DeviceProfile) -> str:
-    """Returns where the seconds of computing come from, for people."""
     if device.compute is None:
         return "DRAM bandwidth, a lower bound: the profile has no rates of computing"
     formats = ", ".join(dict.fromkeys(rate.format for rate in device.compute.rates.value))

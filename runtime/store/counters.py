@@ -1,18 +1,10 @@
 """Counts what a store does, and computes the digest over all its reads."""
 
 import hashlib
-from dataclasses import asdict, dataclass, fields
-from typing import Any
+from dataclasses import dataclass, fields
 
-from coldpress.runtime.plan.budget import whole_bytes
-from coldpress.runtime.plan.memory import peak_rss_bytes
-from coldpress.runtime.store.clock import Clock
 from coldpress.runtime.store.facts import AheadFacts, Observer, Purpose, RequestFacts, RowFacts
 from coldpress.runtime.store.planner import ReadBatch
-from coldpress.runtime.store.resident import row_seconds, token_seconds
-from coldpress.schemas.layout import Plan
-from coldpress.schemas.manifest import Manifest
-from coldpress.schemas.metrics import RunMetrics
 
 DECODING = (Purpose.REQUEST, Purpose.AHEAD, Purpose.ROWS)
 
@@ -96,47 +88,3 @@ class Counters(Observer):
         """Counts from zero again; the digest goes on."""
         for field in fields(self):
             setattr(self, field.name, field.default)
-
-    def as_metrics(
-        self,
-        manifest: Manifest,
-        plan: Plan,
-        clock: Clock | None,
-        *,
-        num_tokens: int,
-        num_passes: int,
-        decode_s: float,
-        prefill_s: float,
-        first_token_s: float,
-        dram_used_bytes: int,
-        direct_io: bool,
-    ) -> RunMetrics:
-        """Returns the counters as a record, with the caller's times and sizes. Computing counts passes, not tokens,
-        because the tokens of one pass share the weights in DRAM."""
-        besides_s = num_passes * token_seconds(manifest, plan)
-        modelled: dict[str, Any] = (
-            {}
-            if clock is None
-            else {
-                "modelled_flash_s": clock.flash_s + num_passes * row_seconds(manifest, plan),
-                "modelled_dram_s": clock.work_s + besides_s,
-                "modelled_s": clock.fetch_s + besides_s,
-            }
-        )
-        counted: dict[str, Any] = {
-            name: value for name, value in asdict(self).items() if name in RunMetrics.model_fields
-        }
-        return RunMetrics(
-            **counted,
-            **modelled,
-            num_tokens=num_tokens,
-            decode_s=decode_s,
-            prefill_s=prefill_s,
-            first_token_s=first_token_s,
-            dram_budget_bytes=plan.dram_budget_bytes,
-            dram_used_bytes=dram_used_bytes,
-            whole_model_bytes=whole_bytes(manifest, plan),
-            peak_rss_bytes=peak_rss_bytes(),
-            extents_sha256=self.extents_sha256(),
-            direct_io=direct_io,
-        )

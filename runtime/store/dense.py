@@ -15,7 +15,8 @@ import numpy as np
 from coldpress.runtime.extents import span_bytes
 from coldpress.runtime.store import planner
 from coldpress.runtime.store.facts import Purpose
-from coldpress.runtime.store.reads import Half, PoolMemory, longest_read_bytes
+from coldpress.runtime.store.memory import Half, PoolMemory
+from coldpress.runtime.store.planner import longest_read_bytes
 from coldpress.runtime.store.request import Device, Incoming
 from coldpress.runtime.store.slots import Part
 from coldpress.schemas.device import Flash, flash_seconds

@@ -1,4 +1,4 @@
-"""What a store tells its observers: one record for each request, each call that reads ahead, and each pass's rows.
+"""Records of a store's work, for its observers: of each request, each call that reads ahead, and each pass's rows.
 
 The store decides and reads. Everything else observes it: counters, the digest over all reads, the recorder of a trace,
 the adaptive gap, and the clock of a simulation. No observer changes a decision of the request that it is told about, so
@@ -73,8 +73,6 @@ class AheadFacts(NamedTuple):
 
 
 class RowFacts(NamedTuple):
-    """The rows of a matrix on flash that the tokens of one pass need."""
-
     purpose: Purpose
     ids: np.ndarray
     """int32 [k], distinct and ascending."""

@@ -12,9 +12,7 @@ so the plan's gap stays.
 
 from dataclasses import dataclass
 
-from coldpress.runtime.sparsity import uses_read_units
 from coldpress.runtime.store.facts import Observer, Purpose, RequestFacts
-from coldpress.schemas.layout import Plan
 
 STEPS_DOWN, STEPS_UP = 12, 10
 """Numbers of times that the plan's gap is divided and multiplied by the square root of two, for the gaps to try."""
@@ -55,17 +53,11 @@ class _Tried:
 
     @property
     def known(self) -> bool:
-        """Tells whether enough tokens used the gap."""
         return self.num_tokens >= FEWEST
 
     def is_cheaper(self, other: "_Tried") -> bool:
         """Tells whether it takes clearly fewer seconds per wanted byte; compares products, as bytes may be zero."""
         return self.seconds * other.wanted_bytes < WORTH * other.seconds * self.wanted_bytes
-
-
-@dataclass(frozen=True)
-class PlansGap:
-    gap_bytes: int
 
 
 class AdaptiveGap(Observer):
@@ -82,7 +74,7 @@ class AdaptiveGap(Observer):
         self._num_probes = 0
         self._wanted_bytes, self._read_bytes, self._seconds = 0, 0, 0.0
         self.switched_off = False
-        """Whether the device was found to be bound by bandwidth."""
+        """True if the device was found to be bound by bandwidth."""
 
     @property
     def gap_bytes(self) -> int:
@@ -114,7 +106,6 @@ class AdaptiveGap(Observer):
         self._used = self._next()
 
     def _move(self) -> None:
-        """Moves to a gap near the current one if that is clearly cheaper."""
         for step in PROBES:
             other, current = self._neighbour(step), self._tried[self._current]
             if current.known and self._tried[other].known and self._tried[other].is_cheaper(current):
@@ -155,9 +146,3 @@ class AdaptiveGap(Observer):
 
     def _neighbour(self, step: int) -> int:
         return min(max(self._current + step, 0), len(self._tried) - 1)
-
-
-def gap_of(plan: Plan, page_bytes: int) -> AdaptiveGap | PlansGap:
-    if plan.collapse == "adaptive" and not uses_read_units(plan):
-        return AdaptiveGap(plan.collapse_gap_bytes, page_bytes)
-    return PlansGap(plan.collapse_gap_bytes)

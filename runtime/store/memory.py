@@ -1,10 +1,17 @@
 """The memory of a store: the slots of each pool and the read buffer, within the budget of the plan in force.
 
+Slots lie in a separate mapping, because memory freed on the heap may stay with the process. If the number of slots
+changes, units move to a new mapping, and the old pages are returned during the move, so that both mappings together
+never take much more than the larger one. One half of the read buffer is filled while the other is used.
+
 A plan that holds all units budgets no read buffer. It loads them through the unused budget and the memory that a
 decoded token will need later; afterwards it keeps room for one unit, in case a unit could not be loaded.
 """
 
+import mmap
 from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -13,8 +20,7 @@ from coldpress.runtime.extents import span_bytes
 from coldpress.runtime.plan.bookkeeping import token_bytes
 from coldpress.runtime.plan.budget import holds_everything, used_bytes
 from coldpress.runtime.plan.memory import check_fits, physical_bytes
-from coldpress.runtime.store.reads import Half, PoolMemory, halves, longest_read_bytes, room_bytes
-from coldpress.runtime.store.slot_memory import SlotMemory, moved
+from coldpress.runtime.store.planner import longest_read_bytes, room_bytes
 from coldpress.runtime.store.slots import Pool, num_slots
 from coldpress.schemas.layout import Plan
 from coldpress.schemas.manifest import Manifest
@@ -22,10 +28,83 @@ from coldpress.schemas.manifest import Manifest
 MAX_BUFFER_BYTES = 1 << 30
 """Largest read buffer that is used, because offsets in it are 32-bit numbers."""
 
-
 LOADING_BYTES = 16 << 20
 """Read buffer for loading a whole model, if the budget has the room: two halves of many long reads. The plan's own
 buffer is no measure, since such a plan budgets none."""
+MOVED_BYTES = 64 << 10
+"""Bytes of units that are moved at a time. Copies pass through the heap: this few bytes do not make it grow, and are
+still in the processor's cache when they are written."""
+
+
+class SlotMemory:
+    """Rows of one length; a row takes no memory until it is written to."""
+
+    def __init__(self, num_slots: int, unit_bytes: int) -> None:
+        self._map = mmap.mmap(-1, max(1, num_slots * unit_bytes), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        if hasattr(mmap, "MADV_NOHUGEPAGE"):
+            # threads that touch a new huge page at once each get one, so that a run exceeds its budget for a moment
+            with suppress(OSError):  # the kernel may have none
+                self._map.madvise(mmap.MADV_NOHUGEPAGE)
+        self.rows = np.frombuffer(self._map, np.uint8, num_slots * unit_bytes).reshape(num_slots, unit_bytes)
+        """uint8 [num_slots, unit_bytes]."""
+
+    def give_back(self, first: int, stop: int) -> None:
+        """Returns to the system the pages that lie entirely in rows `first` to `stop`; their contents are lost."""
+        size, page = self.rows.shape[1], mmap.PAGESIZE
+        low, high = -(-first * size // page) * page, stop * size // page * page
+        if high > low:
+            self._map.madvise(mmap.MADV_DONTNEED, low, high - low)
+
+
+def moved(memory: SlotMemory, num_slots: int, old: np.ndarray, new: np.ndarray) -> SlotMemory:
+    """Returns memory of `num_slots` rows whose row `new[i]` holds the former row `old[i]`, distinct; empties `memory`.
+    `memory` must not be used afterwards."""
+    num_old, unit_bytes = memory.rows.shape
+    found, order = SlotMemory(num_slots, unit_bytes), np.argsort(old)
+    old, new = old[order], new[order]
+    step = max(1, MOVED_BYTES // unit_bytes)
+    for start in range(0, num_old, step):
+        low, high = np.searchsorted(old, (start, start + step))
+        found.rows[new[low:high]] = memory.rows[old[low:high]]
+        # from one step before, because the page on the edge of two steps only becomes free with the second one
+        memory.give_back(max(0, start - step), min(start + step, num_old))
+    return found
+
+
+def copy_rows(source: np.ndarray, places: np.ndarray, target: np.ndarray, slots: np.ndarray) -> None:
+    """Copies rows `places` of `source` to rows `slots` of `target`: uint8 [rows, unit_bytes], integers [m]."""
+    step = max(1, MOVED_BYTES // target.shape[1])
+    for start in range(0, places.size, step):
+        target[slots[start : start + step]] = source[places[start : start + step]]
+
+
+@dataclass(frozen=True)
+class Half:
+    """A part of the read buffer; one half is filled while the other is used."""
+
+    memory: np.ndarray
+    """uint8 [size]."""
+    rows: np.ndarray
+    """uint8 [size - unit_bytes + 1, unit_bytes], a view with overlapping rows: row i begins at byte i. So kernels can
+    take a byte offset as a row number, and units in the buffer need no copy."""
+
+
+def halves(buffer: np.ndarray, unit_bytes: int, page_bytes: int) -> list[Half]:
+    """Divides a read buffer into parts of `room_bytes` for units of one size."""
+    room = room_bytes(buffer.size, page_bytes, span_bytes(unit_bytes, page_bytes))
+    parts = (buffer[start : start + room] for start in range(0, buffer.size - room + 1, room))
+    return [Half(part, np.lib.stride_tricks.sliding_window_view(part, unit_bytes)) for part in parts]
+
+
+@dataclass
+class PoolMemory:
+    """The memory of a family's units of one size: slots for cached units, and the read buffer."""
+
+    slots: SlotMemory
+    halves: list[Half]
+    room_bytes: int
+    """Bytes of the read buffer that one batch of reads may take."""
+    longest_read_bytes: int
 
 
 class Memory:
@@ -37,10 +116,8 @@ class Memory:
     def __init__(self, manifest: Manifest, plan: Plan, moves_data: bool) -> None:
         """Allocates the slots, and the read buffer at its size for loading.
 
-        Without `moves_data` the slots stay empty, whatever this machine has: in a simulation.
-
-        Raises:
-            DoesNotFitError: as `take`.
+        Without `moves_data` the slots stay empty, whatever this machine has: in a simulation. Raises `DoesNotFitError`
+        as `take`.
         """
         self._manifest, self._moves_data, self._page_bytes = manifest, moves_data, manifest.flash.page_bytes
         self.take(plan)
@@ -52,21 +129,15 @@ class Memory:
         check_fits(plan, used_bytes(self._manifest, plan), memory_bytes)
 
     def take(self, plan: Plan) -> None:
-        """Puts a plan in force; `move` and `resize_buffer` follow.
-
-        Raises:
-            DoesNotFitError: as `check`; nothing has changed.
-        """
+        """Puts a plan in force; `move` and `resize_buffer` follow. Raises `DoesNotFitError` as `check`; nothing has
+        changed."""
         self.check(plan)
         self._plan, self.used_bytes = plan, used_bytes(self._manifest, plan)
         self.is_whole = holds_everything(plan, self._manifest.flash.sections)
 
     def renew(self, plan: Plan) -> None:
-        """Frees all memory, and allocates that of another plan at its size for loading.
-
-        Raises:
-            DoesNotFitError: as `check`; nothing has changed.
-        """
+        """Frees all memory, and allocates that of another plan at its size for loading. Raises `DoesNotFitError` as
+        `check`; nothing has changed."""
         self.take(plan)
         self.pools, self.buffer = {}, self.zeros(0)  # freed before the new memory exists
         self._allocate()
@@ -87,7 +158,6 @@ class Memory:
             memory.slots = moved(memory.slots, wanted[pool], old, new)
 
     def resize_buffer(self, *, loading: bool) -> None:
-        """Reallocates the read buffer if its size changes."""
         size_bytes = self._buffer_bytes(loading=loading)
         if self.buffer.size == size_bytes:
             return

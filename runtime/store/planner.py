@@ -22,6 +22,10 @@ ARRIVAL_BYTES = 1 << 20
 """Least bytes read between two portions of a batch: smaller portions cost more in calls than overlap saves."""
 ENDLESS = 1 << 62
 """A `max_bytes` that cuts no read."""
+MAX_READ_BYTES = 512 << 10
+"""Longest single read: devices reach peak bandwidth with less, and longer reads leave fewer to run in parallel."""
+LEAST_HALF_BYTES = 128 << 10
+"""Below this, the buffer is not halved: more batches would read more pages twice, for the units on both sides."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +64,18 @@ class Strided:
     def starts(self, positions: np.ndarray) -> np.ndarray:
         """Returns the first byte of the units at `positions`, integers [k], as int64 [k]."""
         return self.offset_bytes + positions.astype(np.int64) * self.stride_bytes
+
+
+def room_bytes(buffer_bytes: int, page_bytes: int, least_bytes: int) -> int:
+    """Returns the bytes of a read buffer that one batch may take, so that `least_bytes` fit. It is half, so that the
+    other half can be used meanwhile, or the whole buffer if half is too small."""
+    half = buffer_bytes // 2 // page_bytes * page_bytes
+    return half if half >= max(LEAST_HALF_BYTES, least_bytes) else buffer_bytes
+
+
+def longest_read_bytes(room: int, unit_bytes: int, page_bytes: int) -> int:
+    """Returns the longest single read if a batch has `room` bytes; a unit always fits."""
+    return max(min(MAX_READ_BYTES, room), span_bytes(unit_bytes, page_bytes))
 
 
 def plan_reads(units: Strided, positions: np.ndarray, page_bytes: int, gap_bytes: int, max_bytes: int) -> ReadPlan:
@@ -119,11 +135,8 @@ def inside(units: Strided, positions: np.ndarray, extents: Extents) -> ReadPlan:
 
 
 def batches(plan: ReadPlan, buffer_bytes: int) -> list[ReadBatch]:
-    """Cuts a plan into groups of consecutive reads of at most `buffer_bytes`, each as large as possible.
-
-    Raises:
-        ValueError: if a read is longer than `buffer_bytes`.
-    """
+    """Cuts a plan into groups of consecutive reads of at most `buffer_bytes`, each as large as possible. Raises
+    `ValueError` if a read is longer than `buffer_bytes`."""
     lengths = plan.extents.lengths
     if lengths.size and plan.extents.num_bytes <= buffer_bytes:  # fast path: holds for nearly every request
         return [ReadBatch(plan.extents, 0, plan.extents.buffer_offsets[plan.unit_extent] + plan.unit_offset)]
@@ -139,11 +152,8 @@ def batches(plan: ReadPlan, buffer_bytes: int) -> list[ReadBatch]:
 
 
 def batch_stops(lengths: np.ndarray, buffer_bytes: int) -> list[int]:
-    """Returns where each batch of `batches` stops: the number of its last read plus one, ascending.
-
-    Raises:
-        ValueError: if a read is longer than `buffer_bytes`.
-    """
+    """Returns where each batch of `batches` stops: the number of its last read plus one, ascending. Raises `ValueError`
+    if a read is longer than `buffer_bytes`."""
     ends: list[int] = lengths.cumsum().tolist()
     found: list[int] = []
     first = before = 0
@@ -188,10 +198,8 @@ def sequential_batches(
 ) -> Iterator[ReadBatch]:
     """Plans a pass over all units from front to back, bytes between them included, one buffer at a time.
 
-    The units of a batch lie `stride_bytes` apart in the buffer; a read has at most `max_bytes`, whole pages.
-
-    Raises:
-        ValueError: if the buffer is too small for one unit.
+    The units of a batch lie `stride_bytes` apart in the buffer; a read has at most `max_bytes`, whole pages. Raises
+    `ValueError` if the buffer is too small for one unit.
     """
     stride, tail = units.stride_bytes, units.stride_bytes - units.unit_bytes
     room = (buffer_bytes - page_bytes + tail) // stride  # the first unit may begin up to a page behind the read's start

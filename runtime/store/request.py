@@ -7,12 +7,11 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
-from coldpress.runtime.flash import Landing, Reader, Ticket
+from coldpress.runtime.flash import Flash, Landing, Ticket
 from coldpress.runtime.store import planner
 from coldpress.runtime.store.ahead import EarlyUnits
 from coldpress.runtime.store.facts import Observers, Purpose
-from coldpress.runtime.store.reads import Half, PoolMemory
-from coldpress.runtime.store.slot_memory import copy_rows
+from coldpress.runtime.store.memory import Half, PoolMemory, copy_rows
 from coldpress.runtime.store.slots import Part
 
 Reads = TypeVar("Reads", bound=planner.ReadBatch)
@@ -51,13 +50,13 @@ class PlannedUnits:
 class Device:
     """The flash as a store reads it: observers are told of every batch of reads."""
 
-    def __init__(self, flash: Reader, observers: Observers) -> None:
+    def __init__(self, flash: Flash, observers: Observers) -> None:
         self.flash, self.observers = flash, observers
 
     def begin(
         self, purpose: Purpose, batch: planner.ReadBatch, into: np.ndarray, landing: Landing | None = None
     ) -> Ticket:
-        """Begins the reads of a batch; raises as `coldpress.runtime.flash.Reader.submit`."""
+        """Begins the reads of a batch; raises as `coldpress.runtime.flash.Flash.submit`."""
         for began in self.observers.began:
             began(purpose, batch)
         return self.flash.submit(batch.extents, into, landing)

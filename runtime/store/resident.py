@@ -6,7 +6,6 @@ Half the KV cache is the mean over a full context. In a mixture only the residen
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from typing import Protocol
 
 from coldpress.runtime.artifact.contents import layout_bytes, nbytes, resident_tensors
 from coldpress.runtime.plan.budget import holds_tables
@@ -14,30 +13,16 @@ from coldpress.runtime.plugins import load
 from coldpress.runtime.sparsity import Selector
 from coldpress.runtime.store import computing
 from coldpress.schemas.device import flash_seconds
-from coldpress.schemas.families import FAMILIES, WHOLE_MLP, FamilyName, FormatName, UnitFormat, layers_of, used_share
+from coldpress.schemas.families import FAMILIES, WHOLE_MLP, FamilyName, UnitFormat, layers_of, used_share
 from coldpress.schemas.layout import Plan, RowTable
-from coldpress.schemas.manifest import Manifest
+from coldpress.schemas.manifest import LayerPredictorInfo, Manifest
 from coldpress.schemas.model import MLP_ROLES, ModelSpec, matrices
-from coldpress.schemas.predictors import matrix_shapes
+from coldpress.schemas.predictors import LayerPredictor, matrix_shapes
 
 LOOKUP_TABLES = ("embed_tokens.weight", "embed_positions.weight")
 """Tables from which a token reads one row, unless the embedding is also the head."""
 Bytes = Counter[UnitFormat | None]
 """Bytes by format; None is float32, and keys and values."""
-
-
-class HasRank(Protocol):
-    """A layer's predictor, in a manifest or still to be written to one."""
-
-    @property
-    def rank(self) -> int:
-        """Rows of its first matrix."""
-        ...
-
-    @property
-    def format(self) -> FormatName:
-        """The format of its rows."""
-        ...
 
 
 def looked_up_roles(spec: ModelSpec) -> tuple[str, ...]:
@@ -108,7 +93,7 @@ def row_read_bytes(table: RowTable, page_bytes: int) -> float:
     return table.row_bytes + page_bytes - math.gcd(table.row_bytes, page_bytes)
 
 
-def scored_bytes(spec: ModelSpec, predictors: Iterable[HasRank]) -> Bytes:
+def scored_bytes(spec: ModelSpec, predictors: Iterable[LayerPredictor | LayerPredictorInfo]) -> Bytes:
     """Returns the bytes of predictors that a token multiplies; of each second matrix only the rows of its experts."""
     used = used_share(WHOLE_MLP, spec)
     total: Bytes = Counter()

@@ -13,7 +13,7 @@ from coldpress.runtime.extents import Extents, span_bytes
 from coldpress.runtime.flash import Ticket
 from coldpress.runtime.store import planner
 from coldpress.runtime.store.facts import Purpose, RowFacts
-from coldpress.runtime.store.reads import MAX_READ_BYTES
+from coldpress.runtime.store.planner import MAX_READ_BYTES
 from coldpress.runtime.store.request import Device
 from coldpress.schemas.layout import RowTable
 
@@ -50,10 +50,7 @@ class Rows:
 
     def take(self, device: Device, purpose: Purpose, tokens: np.ndarray) -> np.ndarray:
         """Returns the stored rows `tokens`, int [T], as uint8 [T, row_bytes]. Observers are told of the reads now.
-
-        Raises:
-            CorruptPageError, DeviceError: as `coldpress.runtime.flash.Ticket`.
-        """
+        Raises `CorruptPageError` or `DeviceError` as `coldpress.runtime.flash.Ticket`."""
         if self._held is not None:
             return self._held[tokens]
         ids, places = np.unique(tokens, return_inverse=True)
@@ -103,5 +100,4 @@ class Rows:
         self._held = memory[: table.length_bytes].reshape(table.num_rows, table.row_bytes)
 
     def release(self) -> None:
-        """Frees the matrix; rows are read from now on."""
         self._held = None

@@ -117,11 +117,8 @@ class Part:
 
 
 def parts_of(artifact: Artifact, plan: Plan, requests: Requests | None = None) -> dict[Key, Part]:
-    """Makes all parts of a plan, with empty caches and numbered slots.
-
-    Raises:
-        ColdpressError: if the policy cannot be used, for example if it needs `requests`, which only a simulation has.
-    """
+    """Makes all parts of a plan, with empty caches and numbered slots. Raises `ColdpressError` if the policy cannot be
+    used, for example if it needs `requests`, which only a simulation has."""
     next_slot: Counter[Pool] = Counter()
     positions = {section.offset_bytes: _positions(artifact, section) for section in artifact.manifest.flash.sections}
     parts: dict[Key, Part] = {}

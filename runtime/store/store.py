@@ -16,13 +16,16 @@ Counters, digests and clocks observe the store (runtime/store/facts.py).
 from collections import deque
 from collections.abc import Generator
 from contextlib import contextmanager
+from dataclasses import asdict
 from functools import partial
+from typing import Any
 
 import numpy as np
 
 from coldpress.runtime.artifact.reader import Artifact
-from coldpress.runtime.flash import Reader
-from coldpress.runtime.plan.budget import as_run, holds_tables
+from coldpress.runtime.flash import Flash
+from coldpress.runtime.plan.budget import as_run, holds_tables, whole_bytes
+from coldpress.runtime.plan.memory import peak_rss_bytes
 from coldpress.runtime.sparsity import Residency, uses_read_units
 from coldpress.runtime.store import planner
 from coldpress.runtime.store.ahead import EarlyUnits, ReadAhead
@@ -30,10 +33,10 @@ from coldpress.runtime.store.clock import Clock
 from coldpress.runtime.store.counters import Counters
 from coldpress.runtime.store.dense import DensePass, DensePlan, ResidentPass
 from coldpress.runtime.store.facts import Key, Observer, Observers, Purpose, RequestFacts
-from coldpress.runtime.store.gap import AdaptiveGap, gap_of
-from coldpress.runtime.store.memory import Memory
-from coldpress.runtime.store.reads import PoolMemory
+from coldpress.runtime.store.gap import AdaptiveGap
+from coldpress.runtime.store.memory import Memory, PoolMemory
 from coldpress.runtime.store.request import Batch, Device, Incoming, PlannedUnits, Request
+from coldpress.runtime.store.resident import row_seconds, token_seconds
 from coldpress.runtime.store.rows import Rows
 from coldpress.runtime.store.slots import Part, Requests, parts_of, resized
 from coldpress.schemas.errors import DoesNotFitError
@@ -50,7 +53,7 @@ class Store:
         self,
         artifact: Artifact,
         plan: Plan,
-        flash: Reader,
+        flash: Flash,
         *observers: Observer,
         requests: Requests | None = None,
     ) -> None:
@@ -76,15 +79,15 @@ class Store:
         self._load(self._set_up(artifact, plan, flash, requests))
 
     def _set_up(
-        self, artifact: Artifact, plan: Plan, flash: Reader, requests: Requests | None = None
+        self, artifact: Artifact, plan: Plan, flash: Flash, requests: Requests | None = None
     ) -> dict[Key, np.ndarray]:
         """Makes all that a plan decides but its memory; returns each part's pinned units, which must be read."""
         self.plan = plan
         self._law = self._manifest.device.flash.issuing(plan.queue_depth)
         self._use_read_units = uses_read_units(plan)
-        self._gap = gap_of(plan, self._page_bytes)
-        learning = (self._gap,) if isinstance(self._gap, AdaptiveGap) else ()
-        self._observers = Observers((self.counters, *learning, *self._given_observers))
+        learns = plan.collapse == "adaptive" and not self._use_read_units
+        self._gap = AdaptiveGap(plan.collapse_gap_bytes, self._page_bytes) if learns else None
+        self._observers = Observers((self.counters, *([self._gap] if self._gap else []), *self._given_observers))
         self._device = Device(flash, self._observers)
         self._parts = parts_of(artifact, plan, requests)
         self.ahead = self._read_ahead_of(plan)
@@ -195,11 +198,8 @@ class Store:
 
     def read_rows(self, tokens: np.ndarray, purpose: Purpose = Purpose.ROWS) -> np.ndarray:
         """Returns the stored token embeddings of `tokens`, int [T], from flash, or from DRAM if the plan holds them:
-        uint8 [T, row_bytes]; [T, 0] where the artifact has none on flash.
-
-        Raises:
-            CorruptPageError, DeviceError: if a read fails twice.
-        """
+        uint8 [T, row_bytes]; [T, 0] where the artifact has none on flash. Raises `CorruptPageError` or `DeviceError` if
+        a read fails twice."""
         if self._rows is None:
             return np.empty((len(tokens), 0), np.uint8)
         return self._rows.take(self._device, purpose, tokens)
@@ -309,7 +309,8 @@ class Store:
         for each in early:
             wanted[part.position[each.ids]] = False
         positions = wanted.nonzero()[0]  # a mask over positions sorts by flash position without a sort
-        longest, gap_bytes = memory.longest_read_bytes, self._gap.gap_bytes
+        longest = memory.longest_read_bytes
+        gap_bytes = self._gap.gap_bytes if self._gap else self.plan.collapse_gap_bytes
         plan = planner.plan_reads(part.units, positions, self._page_bytes, gap_bytes, longest)
         if self._use_read_units:
             # the reads bring these units anyway, so the token uses all of them that are not yet in memory
@@ -358,9 +359,6 @@ class Store:
         found = self._under_way = DensePass(self._device, part, memory, batches)
         return found
 
-    def extents_sha256(self) -> str:
-        return self.counters.extents_sha256()
-
     def start_counting(self) -> None:
         """Sets the counters and the clock's modelled seconds to zero."""
         self.counters.start()
@@ -371,17 +369,32 @@ class Store:
         self, num_tokens: int, decode_s: float, prefill_s: float, first_token_s: float, num_passes: int | None = None
     ) -> RunMetrics:
         """Returns the counters as a record, with the caller's tokens and seconds. `num_passes` is the number of passes
-        if it differs from `num_tokens`: tokens of one pass share the weights in DRAM."""
-        return self.counters.as_metrics(
-            self._manifest,
-            self.plan,
-            self.clock,
+        if it differs from `num_tokens`; computing counts passes, as tokens of one pass share the weights in DRAM."""
+        manifest, plan, clock = self._manifest, self.plan, self.clock
+        counted: dict[str, Any] = {
+            name: value for name, value in asdict(self.counters).items() if name in RunMetrics.model_fields
+        }
+        passes = num_tokens if num_passes is None else num_passes
+        modelled: dict[str, Any] = {}
+        if clock is not None:
+            besides_s = passes * token_seconds(manifest, plan)
+            modelled = {
+                "modelled_flash_s": clock.flash_s + passes * row_seconds(manifest, plan),
+                "modelled_dram_s": clock.work_s + besides_s,
+                "modelled_s": clock.fetch_s + besides_s,
+            }
+        return RunMetrics(
+            **counted,
+            **modelled,
             num_tokens=num_tokens,
-            num_passes=num_tokens if num_passes is None else num_passes,
             decode_s=decode_s,
             prefill_s=prefill_s,
             first_token_s=first_token_s,
+            dram_budget_bytes=plan.dram_budget_bytes,
             dram_used_bytes=self.dram_used_bytes,
+            whole_model_bytes=whole_bytes(manifest, plan),
+            peak_rss_bytes=peak_rss_bytes(),
+            extents_sha256=self.counters.extents_sha256(),
             direct_io=self._device.flash.direct,
         )
 

@@ -36,16 +36,13 @@ class ChatTemplate:
 
     @classmethod
     def of(cls, artifact: Artifact) -> "ChatTemplate | None":
-        """Opens the artifact's template; returns None if it has none."""
         return None if _read(artifact) is None else cls(artifact)
 
     def render(self, messages: Sequence[Message]) -> str:
         """Returns the text of a chat, up to where the assistant's next message begins.
 
-        Its special tokens are part of the text: encode it without adding any.
-
-        Raises:
-            ColdpressError: if there is no message, or the template fails, refuses the chat, or reaches a limit.
+        Its special tokens are part of the text: encode it without adding any. Raises `ColdpressError` if there is no
+        message, or the template fails, refuses the chat, or reaches a limit.
         """
         if not messages:
             raise ColdpressError("the chat has no messages, expected at least one; give one of the role 'user'")
@@ -62,13 +59,17 @@ class ChatTemplate:
             raise ArtifactError(f"the artifact's chat template refuses this chat ({error}); change the chat") from error
 
 
+def tokenizer_settings(artifact: Artifact) -> dict[str, Any]:
+    """Reads tokenizer_config.json, strictly; nothing if the artifact has none, or it is no object."""
+    if all(entry.path != SETTINGS_FILE for entry in artifact.manifest.files):
+        return {}
+    data = artifact.read_bytes(SETTINGS_FILE, strict_json.FOREIGN.size_bytes)
+    values = strict_json.parse(data, partial(JsonError, SETTINGS_FILE, "the text"), strict_json.FOREIGN)
+    return values if strict_json.is_object(values) else {}
+
+
 def _read(artifact: Artifact) -> Template | None:
-    names = {entry.path for entry in artifact.manifest.files}
-    settings, file = dict[str, Any](), None
-    if SETTINGS_FILE in names:
-        data = artifact.read_bytes(SETTINGS_FILE, strict_json.FOREIGN.size_bytes)
-        values = strict_json.parse(data, partial(JsonError, SETTINGS_FILE, "the text"), strict_json.FOREIGN)
-        settings = values if strict_json.is_object(values) else settings
-    if TEMPLATE_FILE in names:
+    settings, file = tokenizer_settings(artifact), None
+    if any(entry.path == TEMPLATE_FILE for entry in artifact.manifest.files):
         file = artifact.read_bytes(TEMPLATE_FILE, MAX_TEMPLATE_BYTES).decode(errors="replace")
     return template_in(settings, file, is_prompt=True)

@@ -14,8 +14,6 @@ from coldpress.schemas.errors import ColdpressError
 
 
 class StopFinder:
-    """Looks for stop strings in text that comes in pieces."""
-
     def __init__(self, stops: Sequence[str]) -> None:
         """Raises `ColdpressError` if a stop string is empty, or not valid Unicode."""
         for stop in stops:
@@ -66,11 +64,8 @@ class TextStream:
         return self._finder.found
 
     def add(self, token_id: int) -> str:
-        """Adds a token, and returns the text that has become certain with it.
-
-        Raises:
-            ArtifactError: if the tokenizer fails.
-        """
+        """Adds a token, and returns the text that has become certain with it. Raises `ArtifactError` if the tokenizer
+        fails."""
         if self._step is None:  # not earlier: the session has checked the prompt's ids before it gives a token
             self._step = self._codec.streamer(self._prompt_ids)
         self._new_ids.append(token_id)

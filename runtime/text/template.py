@@ -23,8 +23,6 @@ CPU_S = 5
 
 @dataclass(frozen=True)
 class Template:
-    """A chat template, and how it renders."""
-
     text: str
     tokens: Mapping[str, str]
     """Special tokens by name."""
@@ -85,7 +83,7 @@ def text_of(token: Any) -> str | None:
 Messages = Sequence[Mapping[str, Any]]
 
 
-class _Answers:
+class _TemplateAnswers:
     def __init__(self) -> None:
         self._given: Template | None = None
         self._compiled: Any = None
@@ -196,4 +194,4 @@ def compiled(template: Template) -> Any:
 
 
 if __name__ == "__main__":
-    serve(_Answers().answer)
+    serve(_TemplateAnswers().answer)

@@ -7,17 +7,14 @@ tokenizers.
 
 import re
 from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Any
 
 from coldpress.runtime.artifact import strict_json
-from coldpress.runtime.artifact.errors import JsonError, short
+from coldpress.runtime.artifact.errors import short
 from coldpress.runtime.artifact.reader import Artifact
-from coldpress.runtime.text.engine import TOKENIZER_FILE
-from coldpress.runtime.text.process import LimitedEngine
+from coldpress.runtime.text.chat import tokenizer_settings
+from coldpress.runtime.text.process import TOKENIZER_FILE, LimitedEngine
 from coldpress.schemas.errors import ArtifactError, ColdpressError
 
-SETTINGS_FILE = "tokenizer/tokenizer_config.json"
 UNFINISHED = "\ufffd"
 """Stands for bytes that are no whole character."""
 
@@ -31,23 +28,18 @@ BYTE_CHARACTERS = {chr(byte): byte for byte in _PRINTED} | {chr(0x100 + at): byt
 class TextCodec:
     def __init__(self, artifact: Artifact, engine: LimitedEngine | None = None) -> None:
         """Reads the tokenizer, and checks its digest; a new `engine` may have started while the artifact was opened.
-
-        Raises:
-            ArtifactError: if the artifact has no tokenizer, or it cannot be read.
-        """
-        names = {entry.path for entry in artifact.manifest.files}
-        if TOKENIZER_FILE not in names:
+        Raises `ArtifactError` if the artifact has no tokenizer, or it cannot be read."""
+        if all(entry.path != TOKENIZER_FILE for entry in artifact.manifest.files):
             raise ArtifactError(f"the artifact has no {TOKENIZER_FILE}; give token ids instead of text")
         self._engine = engine or LimitedEngine()
         self._engine.load(artifact.read_bytes(TOKENIZER_FILE, strict_json.TOKENIZER.size_bytes))
         self._before: list[int] | None = None
-        settings = _settings(artifact) if SETTINGS_FILE in names else {}
+        settings = tokenizer_settings(artifact)
         self._vocab_size = artifact.manifest.model.vocab_size
         self._bos = artifact.manifest.model.bos_token_id if settings.get("add_bos_token") is True else None
 
     @classmethod
     def of(cls, artifact: Artifact, engine: LimitedEngine | None = None) -> "TextCodec | None":
-        """Opens the artifact's tokenizer; returns None if it has none."""
         return cls(artifact, engine) if any(entry.path == TOKENIZER_FILE for entry in artifact.manifest.files) else None
 
     def encode(self, text: str, special: bool = True) -> list[int]:
@@ -111,9 +103,3 @@ class TextCodec:
             return piece
 
         return add
-
-
-def _settings(artifact: Artifact) -> dict[str, Any]:
-    data = artifact.read_bytes(SETTINGS_FILE, strict_json.FOREIGN.size_bytes)
-    settings = strict_json.parse(data, partial(JsonError, SETTINGS_FILE, "the text"), strict_json.FOREIGN)
-    return settings if strict_json.is_object(settings) else {}

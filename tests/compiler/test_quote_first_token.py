@@ -12,7 +12,7 @@ from coldpress.compiler.quote.first_token import Products, expected_experts, fir
 from coldpress.compiler.seconds import Setting
 from coldpress.compiler.sections import make_sections
 from coldpress.runtime.kernels import FEW_TOKENS
-from coldpress.runtime.store.reads import MAX_READ_BYTES
+from coldpress.runtime.store.planner import MAX_READ_BYTES
 from coldpress.schemas.device import DeviceProfile, flash_seconds
 from coldpress.schemas.families import WHOLE_MLP
 from coldpress.schemas.layout import PartPlan

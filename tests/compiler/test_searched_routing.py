@@ -24,7 +24,7 @@ from coldpress.compiler.stages.allocate._quality import Floor, largest_strength
 from coldpress.compiler.stages.explore import ExploreConfig
 from coldpress.compiler.stages.ingest import IngestConfig
 from coldpress.compiler.workflow.settings import needs_routing, resolve
-from coldpress.runtime.largest import largest
+from coldpress.runtime.arithmetic import largest
 from coldpress.schemas.activations import Activations
 from coldpress.schemas.corpus import SPLITS, Corpus, Split
 from coldpress.schemas.curves import Curves, RoutedPoint, RoutingCurve, Unexplored

@@ -94,7 +94,7 @@ def test_a_simulation_repeats_and_is_that_of_a_run_on_simulated_flash(relu_artif
     store = Store(artifact, plan, flash, recorder)
     ask(store, relu_artifact, 40)
     found = [simulate(artifact, plan, recorder.events) for _ in range(2)]
-    assert found[0].extents_sha256 == found[1].extents_sha256 == store.extents_sha256()
+    assert found[0].extents_sha256 == found[1].extents_sha256 == store.counters.extents_sha256()
     static = simulate(artifact, plan.model_copy(update={"collapse": "static"}), recorder.events)
     assert static.extents_sha256 != found[0].extents_sha256
     assert (static.hits, static.misses) == (found[0].hits, found[0].misses)
@@ -134,7 +134,7 @@ def test_measured_seconds_never_choose_units(tmp_path, monkeypatch):
         monkeypatch.setattr(AdaptiveGap, "ended", ended)
         with Session(path, plan=plan) as session:
             tokens = session.generate([3, 14, 15], 60, ignore_eos=True).token_ids
-            found.append((tokens, session.store.extents_sha256()))
+            found.append((tokens, session.store.counters.extents_sha256()))
     assert found[0] == found[1]
     with pytest.raises(ColdpressError, match=r"use_read_units.* measured seconds; leave --collapse out"):
         Session(path, collapse="adaptive")

@@ -10,7 +10,7 @@ from coldpress.runtime.artifact.contents import layout_bytes, predictor_tensors
 from coldpress.runtime.artifact.reader import open_artifact
 from coldpress.runtime.decoder.selection import Selection
 from coldpress.runtime.generate.session import Session
-from coldpress.runtime.kernels import gemv
+from coldpress.runtime.kernels import products
 from coldpress.runtime.quantization import Format
 from coldpress.runtime.store.resident import computed_bytes
 from coldpress.runtime.trace import FETCH, PRELOAD, Recorder
@@ -198,7 +198,7 @@ def test_what_is_guessed_ahead_is_what_the_next_predictor_would_choose(mixture, 
 
 def test_rows_of_other_experts_are_not_multiplied(mixture, monkeypatch):
     """Nor copied: what is multiplied lies where the predictor does."""
-    session, own = Session(mixture.path), gemv.gemv
+    session, own = Session(mixture.path), products.gemv
     second = {layer: found.fc2 for layer, found in session.artifact.predictors.items()}
     rows = []
 
@@ -206,7 +206,7 @@ def test_rows_of_other_experts_are_not_multiplied(mixture, monkeypatch):
         rows.extend(len(codes) for fc2 in second.values() if np.shares_memory(codes, fc2))
         return own(codes, *rest, **named)
 
-    monkeypatch.setattr(gemv, "gemv", counting)
+    monkeypatch.setattr(products, "gemv", counting)
     decoded(session, 1)
     assert rows == [WIDTH] * (CHOSEN * len(second) * len(TOKENS))
 

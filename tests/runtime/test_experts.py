@@ -11,7 +11,7 @@ from coldpress.runtime.artifact.errors import SectionError
 from coldpress.runtime.artifact.reader import open_artifact
 from coldpress.runtime.cli.inspect import describe, render
 from coldpress.runtime.decoder.blocks import StreamedBlock
-from coldpress.runtime.decoder.experts import Experts, per_expert
+from coldpress.runtime.decoder.mlp import Experts, per_expert
 from coldpress.runtime.decoder.tokens import Tokens
 from coldpress.runtime.generate.session import Session
 from coldpress.runtime.trace import FETCH, PRELOAD, Recorder

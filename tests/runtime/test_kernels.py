@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from coldpress.runtime import _native
-from coldpress.runtime.kernels import attention, gemv, matmul, rows
+from coldpress.runtime.kernels import attention, products
 from coldpress.runtime.kernels.activations import ACTIVATIONS
 from tests.support import reference_kernels
 from tests.support.block_formats import BLOCK_FORMATS, block_codes
@@ -39,15 +39,17 @@ def test_rows(rng, fmt, length, k):
     slots = rng.permutation(SLOTS)[:k].astype(np.int32)
     x, c = floats(rng, length), floats(rng, k)
     place = store, slots, OFFSET, length, fmt
-    assert_close(rows.dot_rows(*place, x), reference_kernels.dot_rows(*place, np.float64(x)), length)
-    assert_close(rows.axpy_rows(*place, c), reference_kernels.axpy_rows(*place, np.float64(c)), k)
+    assert_close(products.dot_rows(*place, x), reference_kernels.dot_rows(*place, np.float64(x)), length)
+    assert_close(products.axpy_rows(*place, c), reference_kernels.axpy_rows(*place, np.float64(c)), k)
 
 
 @pytest.mark.parametrize(("fmt", "length"), cases(LENGTHS))
 def test_gemv(rng, fmt, length):
     matrix = unit_store(rng, fmt, length)[:, OFFSET:]
     x = floats(rng, length)
-    assert_close(gemv.gemv(matrix, length, fmt, x), reference_kernels.gemv(matrix, length, fmt, np.float64(x)), length)
+    assert_close(
+        products.gemv(matrix, length, fmt, x), reference_kernels.gemv(matrix, length, fmt, np.float64(x)), length
+    )
 
 
 @pytest.mark.parametrize(("fmt", "length"), cases([45, 96]))
@@ -56,27 +58,27 @@ def test_each_of_several_vectors_has_the_bits_that_it_has_alone(rng, cpu, fmt, l
     """On every instruction set, of more vectors and rows than are taken at a time, and of some that remain."""
     matrix = unit_store(rng, fmt, length)[:, OFFSET:]
     x = np.stack([floats(rng, length) for _ in range(7)])
-    expected = np.stack([gemv.gemv(matrix, length, fmt, one, activations=kind) for one in x])
+    expected = np.stack([products.gemv(matrix, length, fmt, one, activations=kind) for one in x])
     for count in (1, 4, 7):
-        assert gemv.gemv_each(matrix, length, fmt, x[:count], kind).tobytes() == expected[:count].tobytes()
+        assert products.gemv_each(matrix, length, fmt, x[:count], kind).tobytes() == expected[:count].tobytes()
 
 
 @pytest.mark.parametrize(("fmt", "length"), cases(LENGTHS))
 def test_decoding_is_exact(rng, fmt, length):
     matrix = unit_store(rng, fmt, length)[:, OFFSET:]
-    assert np.array_equal(matmul.decode_rows(matrix, length, fmt), decode(matrix, fmt, length))
+    assert np.array_equal(products.decode_rows(matrix, length, fmt), decode(matrix, fmt, length))
 
 
 @pytest.mark.parametrize("fmt", BLOCK_FORMATS)
 def test_decoding_of_large_values_rounds_once(rng, fmt):
     """Where a scale times a code and the minimum have more bits together than float32."""
     codes = block_codes(rng, fmt, SLOTS, 4096, peak=1024)
-    assert np.array_equal(matmul.decode_rows(codes, 4096, fmt), decode(codes, fmt, 4096))
+    assert np.array_equal(products.decode_rows(codes, 4096, fmt), decode(codes, fmt, 4096))
 
 
 def test_every_float16_is_decoded_exactly():
     halves = np.arange(1 << 16, dtype=np.uint16).reshape(256, 256)
-    found = matmul.decode_rows(halves.view(np.uint8), 256, "fp16")
+    found = products.decode_rows(halves.view(np.uint8), 256, "fp16")
     expected = halves.view(np.float16).astype(np.float32)
     assert np.array_equal(np.isnan(found), np.isnan(expected))
     assert np.array_equal(found[~np.isnan(found)].view(np.uint32), expected[~np.isnan(expected)].view(np.uint32))
@@ -88,8 +90,8 @@ def test_matmul(rng, fmt, length, tokens):
     matrix = unit_store(rng, fmt, length)[:, OFFSET:]
     x, c = floats(rng, tokens, length), floats(rng, tokens, SLOTS)
     weights = decode(matrix, fmt, length).astype(np.float64)
-    assert_close(matmul.matmul(matrix, length, fmt, x), x @ weights.T, length)
-    assert_close(matmul.matmul_t(matrix, length, fmt, c), c @ weights, SLOTS)
+    assert_close(products.matmul(matrix, length, fmt, x), x @ weights.T, length)
+    assert_close(products.matmul_t(matrix, length, fmt, c), c @ weights, SLOTS)
 
 
 @pytest.mark.parametrize(("length", "rows", "tokens"), [(300, 301, 70), (8400, 3, 300)])
@@ -99,7 +101,7 @@ def test_a_token_has_the_bits_of_a_product_that_it_has_alone(rng, cpu, length, r
     x, c = floats(rng, tokens, length), floats(rng, tokens, rows)
     place = matrix, length, "int4_group32"
     weights = decode(matrix, "int4_group32", length)
-    for product, given, expected in ((matmul.matmul, x, weights.T), (matmul.matmul_t, c, weights)):
+    for product, given, expected in ((products.matmul, x, weights.T), (products.matmul_t, c, weights)):
         found = product(*place, given, num_threads=1)
         assert_close(found, np.float64(given) @ np.float64(expected), len(expected))
         assert found.tobytes() == product(*place, np.asfortranarray(given), num_threads=3).tobytes()
@@ -119,15 +121,15 @@ def test_threads_change_no_bit(rng, fmt):
     place = store, slots, OFFSET, 4096, fmt
     whole = np.tile(slots, 4), np.tile(c, 4)  # of more than are added up in one part
     expected = reference_kernels.axpy_rows(store, whole[0], OFFSET, 4096, fmt, np.float64(whole[1]))
-    found = rows.axpy_rows(store, whole[0], OFFSET, 4096, fmt, whole[1], num_threads=1)
+    found = products.axpy_rows(store, whole[0], OFFSET, 4096, fmt, whole[1], num_threads=1)
     assert_close(found, expected, 4 * whole[1].size)
-    assert found.tobytes() == rows.axpy_rows(store, whole[0], OFFSET, 4096, fmt, whole[1], num_threads=3).tobytes()
+    assert found.tobytes() == products.axpy_rows(store, whole[0], OFFSET, 4096, fmt, whole[1], num_threads=3).tobytes()
     q, kv = floats(rng, 8, 64), floats(rng, 700, 4, 64).astype(np.float16)
     results = [
         (
-            rows.dot_rows(*place, x, threads).tobytes(),
-            rows.axpy_rows(*place, c, threads).tobytes(),
-            gemv.gemv(store[:, OFFSET:], 4096, fmt, x, threads).tobytes(),
+            products.dot_rows(*place, x, threads).tobytes(),
+            products.axpy_rows(*place, c, threads).tobytes(),
+            products.gemv(store[:, OFFSET:], 4096, fmt, x, threads).tobytes(),
             attention.attend(q, kv, kv, 700, num_threads=threads).tobytes(),
         )
         for threads in (1, 2, 3, 7, 1)
@@ -140,8 +142,8 @@ def test_a_row_does_not_depend_on_the_others(rng, fmt):
     length = whole(fmt, 172)
     store = unit_store(rng, fmt, length)
     x = floats(rng, length)
-    alone = [rows.dot_rows(store, np.array([i], np.int32), OFFSET, length, fmt, x)[0] for i in range(SLOTS)]
-    together = rows.dot_rows(store, np.arange(SLOTS, dtype=np.int32), OFFSET, length, fmt, x)
+    alone = [products.dot_rows(store, np.array([i], np.int32), OFFSET, length, fmt, x)[0] for i in range(SLOTS)]
+    together = products.dot_rows(store, np.arange(SLOTS, dtype=np.int32), OFFSET, length, fmt, x)
     assert np.array_equal(together, alone)
 
 
@@ -154,9 +156,9 @@ def test_rows_beside_the_store_are_not_read(rng, fmt):
     memory[: codes.size] = codes.ravel()
     store = memory[: codes.size].reshape(codes.shape)
     for kind in ACTIVATIONS:
-        assert np.isfinite(gemv.gemv(store, length, fmt, floats(rng, length), activations=kind)).all()
+        assert np.isfinite(products.gemv(store, length, fmt, floats(rng, length), activations=kind)).all()
     slots = np.arange(4, dtype=np.int32)
-    assert np.isfinite(rows.axpy_rows(store, slots, 0, length, fmt, floats(rng, 4))).all()
+    assert np.isfinite(products.axpy_rows(store, slots, 0, length, fmt, floats(rng, 4))).all()
 
 
 BAD_ROWS = [
@@ -175,7 +177,7 @@ BAD_ROWS = [
 
 
 @pytest.mark.parametrize(("change", "message"), BAD_ROWS)
-@pytest.mark.parametrize("kernel", [rows.dot_rows, rows.axpy_rows])
+@pytest.mark.parametrize("kernel", [products.dot_rows, products.axpy_rows])
 def test_bad_arguments(kernel, change, message):
     slots = change.get("slots", np.array([0, 1], np.int32))
     good = {
@@ -186,9 +188,9 @@ def test_bad_arguments(kernel, change, message):
         "fmt": "int4_group32",
         "num_threads": 1,
     }
-    good["vector"] = np.zeros(64 if kernel is rows.dot_rows else len(slots), np.float32)
+    good["vector"] = np.zeros(64 if kernel is products.dot_rows else len(slots), np.float32)
     arguments = good | change
-    arguments["x" if kernel is rows.dot_rows else "coefficients"] = arguments.pop("vector")
+    arguments["x" if kernel is products.dot_rows else "coefficients"] = arguments.pop("vector")
     # the result's own length is bad before numpy can make it
     with pytest.raises(ValueError, match=message if change.get("length") not in (-1, 1 << 62) else "."):
         kernel(**arguments)
@@ -197,18 +199,18 @@ def test_bad_arguments(kernel, change, message):
 @pytest.mark.parametrize(("fmt", "length"), [("q4_k", 288), ("q2_k", 32)])
 def test_a_row_of_large_blocks_has_no_partial_one(fmt, length):
     with pytest.raises(ValueError, match=f"a row of {length} values has no whole number of blocks of 256 in {fmt}"):
-        gemv.gemv(np.zeros((3, 512), np.uint8), length, fmt, np.zeros(length, np.float32))
+        products.gemv(np.zeros((3, 512), np.uint8), length, fmt, np.zeros(length, np.float32))
 
 
 def test_a_format_without_a_kernel_is_refused():
     with pytest.raises(ValueError, match="no native kernel reads the format 'int5'; there are kernels for fp16, int8_"):
-        gemv.gemv(np.zeros((3, 36), np.uint8), 64, "int5", np.zeros(64, np.float32))
+        products.gemv(np.zeros((3, 36), np.uint8), 64, "int5", np.zeros(64, np.float32))
 
 
 @pytest.mark.parametrize("bad", [np.zeros(64), np.zeros(128, np.float32)[::2], np.zeros((1, 64), np.float32)])
 def test_vectors_of_another_kind_are_not_converted(bad):
     with pytest.raises(TypeError):
-        gemv.gemv(np.zeros((3, 36), np.uint8), 64, "int4_group32", bad)
+        products.gemv(np.zeros((3, 36), np.uint8), 64, "int4_group32", bad)
 
 
 SHAPES = [(8, 2, 64, 300, None), (8, 8, 20, 300, 17), (4, 1, 128, 1, None), (6, 3, 33, 40, 40), (2, 2, 8, 90, 1)]
@@ -345,9 +347,9 @@ def test_a_forked_child_has_threads_of_its_own(rng, cpu):
         pytest.skip("forking is tried once, with the fastest instruction set")
     store = unit_store(rng, "int4_group32", 4096, slots=301)[:, OFFSET:]
     x = floats(rng, 4096)
-    expected = gemv.gemv(store, 4096, "int4_group32", x, 2)  # starts the pool
+    expected = products.gemv(store, 4096, "int4_group32", x, 2)  # starts the pool
     child = os.fork()
     if child == 0:
-        same = np.array_equal(gemv.gemv(store, 4096, "int4_group32", x, 2), expected)
+        same = np.array_equal(products.gemv(store, 4096, "int4_group32", x, 2), expected)
         os._exit(0 if same else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

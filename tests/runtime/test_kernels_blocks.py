@@ -33,8 +33,9 @@ def blocks_of(rng, formats, length: int, block: int, gate=True, up=True, functio
     store[:, OFFSET:-2] = codes
     sizes = [rows * nbytes(fmt, values) for fmt, (rows, values) in zip(formats, shapes, strict=True)]
     first, second, down = list(accumulate(sizes[:2], initial=OFFSET))
-    gate_at, up_at = first if gate else None, second if up else None
-    return store, mlp.BlockLayout(gate_at, up_at, down, block, length, function, 0.5, *formats)
+    places = zip((first, second, down), formats, strict=True)
+    gate_at, up_at, down_at = (place if has else None for place, has in zip(places, (gate, up, True), strict=True))
+    return store, mlp.UnitLayout(gate_at, up_at, down_at, length, function, 0.5, block)
 
 
 def terms_of(rng, tokens: int, k: int, block: int) -> mlp.Terms:
@@ -44,7 +45,7 @@ def terms_of(rng, tokens: int, k: int, block: int) -> mlp.Terms:
 def assert_equal(place, kind: activations.ActivationFormat, function: Activation = "silu") -> None:
     act, act_up = activation(function, 0.5), up_activation(function, 0.5)
     expected = reference_kernels.mlp_blocks(*place, act=act, activations=kind, act_up=act_up)
-    found = mlp.mlp_blocks(*place, activations=kind)
+    found = mlp.mlp(*place, activations=kind)
     assert found.dtype == np.float32
     np.testing.assert_allclose(found, expected, rtol=0, atol=TOLERANCE[kind] * np.abs(expected).max(initial=0))
 
@@ -91,7 +92,7 @@ def test_bits_depend_on_neither_threads_nor_other_tokens_nor_other_units(rng, fm
     def found(tokens: slice, units: slice, threads: int = 1) -> np.ndarray:
         factors = np.ascontiguousarray(factors_TK[tokens, units])
         terms = mlp.Terms(gate_KB[units].ravel(), up_KB[units].ravel(), factors)
-        return mlp.mlp_blocks(store, slots[units], layout, x[tokens], terms, threads, kind)
+        return mlp.mlp(store, slots[units], layout, x[tokens], terms, threads, kind)
 
     together = found(ALL, ALL)
     for threads in (2, 4):
@@ -111,9 +112,9 @@ def test_inner_activations_are_rounded(rng):
     down = np.zeros((32, 32), np.float32)
     down[0, 0] = 1
     codes = np.concatenate([store[0, :32].view(np.uint8).ravel(), q8_0(down).ravel()])[None]
-    layout = mlp.BlockLayout(0, None, 2048, 32, 32, "relu", 0.0, "fp16", None, "q8_0")
+    layout = mlp.UnitLayout((0, "fp16"), None, (2048, "q8_0"), 32, "relu", 0.0, 32)
     x, slots = np.eye(1, 32, dtype=np.float32), np.zeros(1, np.int32)
-    found = {kind: mlp.mlp_blocks(codes, slots, layout, x, mlp.Terms(), activations=kind)[0, 0] for kind in TOLERANCE}
+    found = {kind: mlp.mlp(codes, slots, layout, x, mlp.Terms(), activations=kind)[0, 0] for kind in TOLERANCE}
     assert found["fp32"] == pytest.approx(1, rel=1e-3)
     assert found["int16"] == pytest.approx(33 * 1000 / 32512, rel=1e-3)
     assert found["int8"] == 0
@@ -151,17 +152,19 @@ BAD = [
 
 @pytest.mark.parametrize(("change", "message"), BAD)
 def test_bad_arguments(change, message):
-    good = {"gate_offset": 0, "up_offset": 2048, "down_offset": 4096, "block": 32, "length": 32, "activation": "relu",
-            "threshold": 0.0, "gate_fmt": "fp16", "up_fmt": "fp16", "down_fmt": "fp16"}  # fmt: skip
-    layout = mlp.BlockLayout(**(good | {name: value for name, value in change.items() if name in good}))
+    gate, up, down = (
+        (change.get(f"{name}_offset", offset), change.get(f"{name}_fmt", "fp16"))
+        for name, offset in (("gate", 0), ("up", 2048), ("down", 4096))
+    )
+    layout = mlp.UnitLayout(gate, up, down, 32, change.get("activation", "relu"), 0.0, change.get("block", 32))
     terms = mlp.Terms(*(change.get(name) for name in ("gate_bias", "up_bias", "factors")))
     slots, x = change.get("slots", np.array([0, 1], np.int32)), change.get("x", np.zeros((1, 32), np.float32))
     with pytest.raises(ValueError, match=message):
-        mlp.mlp_blocks(np.zeros((3, 6144), np.uint8), slots, layout, x, terms, change.get("num_threads", 1))
+        mlp.mlp(np.zeros((3, 6144), np.uint8), slots, layout, x, terms, change.get("num_threads", 1))
 
 
 @pytest.mark.parametrize("bad", [np.zeros((1, 32)), np.zeros(32, np.float32), np.zeros((1, 64), np.float32)[:, ::2]])
 def test_vectors_of_another_kind_are_not_converted(bad):
-    layout = mlp.BlockLayout(0, 2048, 4096, 32, 32, "relu", 0.0, "fp16", "fp16", "fp16")
+    layout = mlp.UnitLayout((0, "fp16"), (2048, "fp16"), (4096, "fp16"), 32, "relu", 0.0, 32)
     with pytest.raises(TypeError):
-        mlp.mlp_blocks(np.zeros((3, 6144), np.uint8), np.zeros(1, np.int32), layout, bad, mlp.Terms())
+        mlp.mlp(np.zeros((3, 6144), np.uint8), np.zeros(1, np.int32), layout, bad, mlp.Terms())

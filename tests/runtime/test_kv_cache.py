@@ -14,7 +14,7 @@ from coldpress.runtime.decoder.tokens import new_cache
 from coldpress.runtime.generate.batch import generate_batch
 from coldpress.runtime.generate.session import Session
 from coldpress.runtime.kernels import attention
-from coldpress.runtime.kernels.encode import encode_heads
+from coldpress.runtime.kernels.attention import encode_heads
 from coldpress.runtime.plan.kv_cache import head_bytes, kv_cache_bytes
 from coldpress.runtime.quantization import int8_group32
 from coldpress.schemas.errors import ArtifactError, ColdpressError

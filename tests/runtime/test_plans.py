@@ -91,7 +91,7 @@ def test_a_text_changes_its_plan_at_a_token_boundary(artifact):
         fresh.decoder.prefill(np.array(PROMPT))
         for token in found[:3]:
             fresh.decoder.decode(token)
-        fresh.decoder.follow(other.decoder._selection)
+        fresh.decoder.selection = other.decoder.selection
         expected = [int(fresh.decoder.decode(token).argmax()) for token in found[3:7]]
     assert found[4:] == expected
 

@@ -5,8 +5,8 @@ import os
 
 import pytest
 
-from coldpress.runtime.cli import prompt_file
-from coldpress.runtime.cli.prompt_file import PromptFile
+from coldpress.runtime.cli import generate
+from coldpress.runtime.cli.generate import PromptFile
 from coldpress.runtime.generate.batch import Room
 from coldpress.runtime.generate.session import Session
 from coldpress.runtime.plan.budget import fixed_bytes
@@ -104,7 +104,7 @@ def test_a_budget_that_holds_few_kv_caches_has_fewer_at_once(capsys, options, ar
     ],
 )
 def test_a_line_that_is_no_prompt_is_named_before_anything_runs(capsys, options, monkeypatch, line, words):
-    monkeypatch.setattr(prompt_file, "MAX_LINE_BYTES", 100 if "a" * 200 in line else 10_000)
+    monkeypatch.setattr(generate, "MAX_LINE_BYTES", 100 if "a" * 200 in line else 10_000)
     path = options[3]
     path.write_bytes(b'{"prompt_ids": [1]}\n' + os.fsencode(line))
     code, out, err = run(capsys, *options)

@@ -16,7 +16,7 @@ from coldpress.runtime.cache import Known, make
 from coldpress.runtime.generate.session import Session
 from coldpress.runtime.plan.budget import as_run, fixed_bytes, refit
 from coldpress.runtime.store import memory
-from coldpress.runtime.store.slot_memory import SlotMemory, moved
+from coldpress.runtime.store.memory import SlotMemory, moved
 from coldpress.schemas.errors import ColdpressError, DoesNotFitError
 from tests.support.artifacts import Recipe, build_artifact, small_spec
 from tests.support.data import ROOT
@@ -157,7 +157,7 @@ def test_memory_that_the_system_refuses_leaves_the_former_budget(built, monkeypa
 
 CHILD = """
 import sys, numpy as np
-from coldpress.runtime.store.slot_memory import SlotMemory, moved
+from coldpress.runtime.store.memory import SlotMemory, moved
 def rss():
     return int(next(line for line in open("/proc/self/status") if line.startswith("VmRSS")).split()[1]) >> 10
 memory = SlotMemory(1600, 40000)

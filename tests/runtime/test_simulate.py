@@ -13,11 +13,10 @@ from coldpress.runtime.flash import direct, simulated
 from coldpress.runtime.generate.session import Session
 from coldpress.runtime.plan.budget import choose_plan, fixed_bytes
 from coldpress.runtime.simulate import on_device, replay, simulate, simulate_opening
-from coldpress.runtime.store import planner, reads
+from coldpress.runtime.store import planner
 from coldpress.runtime.store.clock import Clock, arrival
 from coldpress.runtime.store.computing import NOTHING, Arrival
-from coldpress.runtime.store.planner import ReadPlan
-from coldpress.runtime.store.reads import room_bytes
+from coldpress.runtime.store.planner import ReadPlan, room_bytes
 from coldpress.runtime.store.store import Store
 from coldpress.runtime.trace import END, FETCH, RESET, Event, Recorder, load_trace
 from coldpress.schemas.compute import Figure
@@ -87,7 +86,7 @@ def test_the_recording_run_itself_is_reproduced(relu_artifact, tmp_path):
     recorder.save(tmp_path / "trace.safetensors")
     modelled = simulate(artifact, plan, load_trace(tmp_path / "trace.safetensors"))
     assert modelled.num_tokens == recorder.num_tokens == 4
-    assert modelled.extents_sha256 == store.extents_sha256()
+    assert modelled.extents_sha256 == store.counters.extents_sha256()
     assert (modelled.hits, modelled.misses) == (store.counters.hits, store.counters.misses)
 
 
@@ -239,7 +238,7 @@ def test_layers_wait_for_each_other(relu_artifact):
 def test_a_simulation_without_data_takes_the_seconds_of_one_with_data(relu_artifact, monkeypatch, seed):
     """Without data, requests are not cut into portions: seconds, counters and reads stay, over many buffer sizes."""
     monkeypatch.setattr(planner, "ARRIVAL_BYTES", 4096)
-    monkeypatch.setattr(reads, "LEAST_HALF_BYTES", 4096)
+    monkeypatch.setattr(planner, "LEAST_HALF_BYTES", 4096)
     artifact = open_artifact(relu_artifact.path)
     changes = {"read_buffer_bytes": (4 + 10 * seed) * 4096, "cache": "lru", "dram_budget_bytes": 4 << 20}
     plan = choose_plan(artifact.manifest).model_copy(update=changes)
@@ -250,7 +249,9 @@ def test_a_simulation_without_data_takes_the_seconds_of_one_with_data(relu_artif
             [batch.ids for batch in store.submit((layer, family), asked)]
             for layer, family, asked in requests(relu_artifact, 8, seed)
         ]
-        found.append((store.metrics(8, 0.0, 0.0, 0.0).model_dump(exclude={"peak_rss_bytes"}), store.extents_sha256()))
+        found.append(
+            (store.metrics(8, 0.0, 0.0, 0.0).model_dump(exclude={"peak_rss_bytes"}), store.counters.extents_sha256())
+        )
         ids.append([np.concatenate([*each, np.empty(0, np.int32)]).tolist() for each in yielded])
         num_batches.append(sum(map(len, yielded)))
         store.close()

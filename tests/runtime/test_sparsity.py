@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from coldpress.runtime import plugins
-from coldpress.runtime.kernels import gemv
-from coldpress.runtime.largest import largest
+from coldpress.runtime.arithmetic import largest
+from coldpress.runtime.kernels import products
 from coldpress.runtime.quantization import Format
 from coldpress.runtime.sparsity import (
     Residency,
@@ -117,8 +117,8 @@ def test_a_score_that_is_the_threshold_reaches_it(network):
     """As `predict` means it, whose threshold is the least score that must be found; scores are the kernels' own."""
     x = np.random.default_rng(4).normal(size=40).astype(np.float32)
     name = str(network["format"])
-    inner = np.maximum(gemv.gemv(network["fc1"], 40, name, x), 0, dtype=np.float32)
-    scores = np.sort(gemv.gemv(network["fc2"], 16, name, inner))
+    inner = np.maximum(products.gemv(network["fc1"], 40, name, x), 0, dtype=np.float32)
+    scores = np.sort(products.gemv(network["fc2"], 16, name, inner))
     assert scores[-31] < scores[-30] < scores[-29]
     assert predictor.Plugin().select(x, network | {"threshold": np.array(float(scores[-30]))}, NONE).size == 30
 

@@ -299,7 +299,8 @@ def test_drafts_stop_once_a_change_of_budget_lets_tokens_change_others(seeing):
     with Session(seeing) as session:
         steps = session.stream(PROMPT, 24, ignore_eos=True, draft=Told(range(100)), draft_tokens=3)
         before = [next(steps) for _ in range(8)]
-        session.decoder.follow(Selection(session.artifact, session.plan.model_copy(update={"cache": "lru"})))
+        plan = session.plan.model_copy(update={"cache": "lru"})
+        session.decoder.selection = Selection(session.artifact, plan)
         after = [token for token in steps if token.pass_number > before[-1].pass_number]
     assert sum(token.drafted for token in before) > 0
     assert len(after) > 4

@@ -13,7 +13,7 @@ from coldpress.runtime.plan.budget import choose_plan, fixed_bytes
 from coldpress.runtime.simulate import simulate_opening
 from coldpress.runtime.store import memory as memory_module
 from coldpress.runtime.store import planner
-from coldpress.runtime.store.reads import MAX_READ_BYTES
+from coldpress.runtime.store.planner import MAX_READ_BYTES
 from coldpress.runtime.store.store import Store
 from coldpress.schemas.device import flash_seconds
 from coldpress.schemas.errors import CorruptPageError, DoesNotFitError
@@ -109,14 +109,14 @@ def test_a_request_is_decided_when_it_is_submitted(relu_artifact):
     counted = dataclasses.replace(store.counters)
     assert counted.hits + counted.misses == 7
     assert counted.reads > 0
-    digest = store.extents_sha256()
+    digest = store.counters.extents_sha256()
     seen = [batch.ids.copy() for batch in request]
     assert (np.sort(np.concatenate(seen)) == ids).all()
     assert (store.counters.reads, store.counters.misses) == (counted.reads, counted.misses)
-    assert store.extents_sha256() == digest
+    assert store.counters.extents_sha256() == digest
     reads = store.counters.prefill_reads
     store.stream((1, "up_down"))
-    assert store.extents_sha256() != digest
+    assert store.counters.extents_sha256() != digest
     assert store.counters.prefill_reads == reads  # which count when they have ended
 
 
@@ -370,7 +370,7 @@ def test_what_costs_no_read_is_used(wide_artifact, cache, gap_bytes):
         assert (store.residency((layer, family)).present == plain.residency((layer, family)).present).all()
         further += expected.size - ids.size
     assert further > 100
-    assert store.extents_sha256() == plain.extents_sha256()
+    assert store.counters.extents_sha256() == plain.counters.extents_sha256()
     assert (store.counters.hits, store.counters.misses) == (plain.counters.hits, plain.counters.misses)
     assert store.counters.active_bytes > plain.counters.active_bytes
 

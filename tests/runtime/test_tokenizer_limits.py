@@ -10,9 +10,8 @@ import pytest
 
 from coldpress.runtime.artifact.errors import FileSizeError, JsonError
 from coldpress.runtime.artifact.reader import open_artifact
-from coldpress.runtime.text.engine import Engine
 from coldpress.runtime.text.limited import LimitedProcess, LimitError
-from coldpress.runtime.text.process import LimitedEngine
+from coldpress.runtime.text.process import Engine, LimitedEngine
 from coldpress.runtime.text.tokenizer import TextCodec
 from coldpress.schemas.errors import ArtifactError
 from tests.support.artifacts import change_manifest

@@ -32,8 +32,7 @@ from coldpress.compiler.workflow.settings import resolve
 from coldpress.runtime import plugins
 from coldpress.runtime.generate.session import Session
 from coldpress.runtime.sparsity import Selector, uses_read_units
-from coldpress.runtime.store.planner import Strided
-from coldpress.runtime.store.reads import MAX_READ_BYTES
+from coldpress.runtime.store.planner import MAX_READ_BYTES, Strided
 from coldpress.schemas.activations import Activations
 from coldpress.schemas.corpus import SPLITS, Corpus, TokenBlocks
 from coldpress.schemas.device import DeviceProfile

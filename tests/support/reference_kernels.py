@@ -6,7 +6,7 @@ import numpy as np
 
 from coldpress.runtime.kernels.activations import ActivationFormat
 from coldpress.runtime.kernels.intervals import STEPS, Times, filled
-from coldpress.runtime.kernels.mlp import BlockLayout, Layout, Terms
+from coldpress.runtime.kernels.mlp import Slices, Terms, UnitLayout
 from coldpress.runtime.quantization import int8_group32
 from coldpress.schemas.law import combined
 from tests.support.kernels import decode, nbytes
@@ -61,7 +61,7 @@ def rows(store: np.ndarray, slots: np.ndarray, offset: int, length: int, fmt: st
 def mlp_rows(
     store: np.ndarray,
     slots: np.ndarray,
-    layout: Layout,
+    layout: UnitLayout,
     x: np.ndarray,
     terms: Terms,
     act: Callable[[np.ndarray], np.ndarray],
@@ -71,23 +71,23 @@ def mlp_rows(
     """Computes float64[length]; `layout.activation` applies `act` to the products of gate, and `act_up` to those of
     up."""
 
-    def projected(offset: int, fmt: str | None, bias: np.ndarray | None) -> np.ndarray:
-        own = fmt or layout.fmt
-        values = rows(store, slots, offset, layout.length, own) @ rounded(x, own, activations)
+    def projected(place: Slices, bias: np.ndarray | None) -> np.ndarray:
+        offset, fmt = place
+        values = rows(store, slots, offset, layout.length, fmt) @ rounded(x, fmt, activations)
         return values if bias is None else values + bias
 
     inner = np.ones(slots.size) if terms.factors is None else terms.factors.astype(np.float64)
-    if layout.gate_offset is not None:
-        inner = inner * act(projected(layout.gate_offset, layout.gate_fmt, terms.gate_bias))
-    if layout.up_offset is not None:
-        inner = inner * act_up(projected(layout.up_offset, layout.up_fmt, terms.up_bias))
-    return axpy_rows(store, slots, layout.down_offset, layout.length, layout.fmt, inner)
+    if layout.gate is not None:
+        inner = inner * act(projected(layout.gate, terms.gate_bias))
+    if layout.up is not None:
+        inner = inner * act_up(projected(layout.up, terms.up_bias))
+    return axpy_rows(store, slots, layout.down[0], layout.length, layout.down[1], inner)
 
 
 def mlp_blocks(
     store: np.ndarray,
     slots: np.ndarray,
-    layout: BlockLayout,
+    layout: UnitLayout,
     x: np.ndarray,
     terms: Terms,
     act: Callable[[np.ndarray], np.ndarray],
@@ -106,20 +106,19 @@ def mlp_blocks(
     def each_rounded(values: np.ndarray, fmt: str) -> np.ndarray:
         return np.stack([rounded(one.astype(np.float32), fmt, activations) for one in values])
 
-    def projected(offset: int, fmt: str | None, bias: np.ndarray | None) -> np.ndarray:
-        own = fmt or layout.down_fmt
-        values = each_rounded(x, own) @ matrices(offset, own, block, length).reshape(k * block, length).T
+    def projected(place: Slices, bias: np.ndarray | None) -> np.ndarray:
+        values = each_rounded(x, place[1]) @ matrices(*place, block, length).reshape(k * block, length).T
         return values if bias is None else values + bias
 
     inner = np.ones((len(x), k * block))
     if terms.factors is not None:
         inner *= np.repeat(terms.factors, block, axis=1)
-    if layout.gate_offset is not None:
-        inner *= act(projected(layout.gate_offset, layout.gate_fmt, terms.gate_bias))
-    if layout.up_offset is not None:
-        inner *= act_up(projected(layout.up_offset, layout.up_fmt, terms.up_bias))
-    down = matrices(layout.down_offset, layout.down_fmt, length, block).transpose(1, 0, 2).reshape(length, k * block)
-    return each_rounded(inner, layout.down_fmt) @ down.T
+    if layout.gate is not None:
+        inner *= act(projected(layout.gate, terms.gate_bias))
+    if layout.up is not None:
+        inner *= act_up(projected(layout.up, terms.up_bias))
+    down = matrices(*layout.down, length, block).transpose(1, 0, 2).reshape(length, k * block)
+    return each_rounded(inner, layout.down[1]) @ down.T
 
 
 def attend(

@@ -23,10 +23,10 @@ from coldpress.compiler.io import save_arrays
 from coldpress.compiler.sections import make_sections
 from coldpress.compiler.stages import plan as plan_stage
 from coldpress.compiler.stages.plan._search import Found
+from coldpress.runtime.arithmetic import largest
 from coldpress.runtime.artifact.reader import Artifact
 from coldpress.runtime.decoder.selection import Selection
 from coldpress.runtime.flash import simulated
-from coldpress.runtime.largest import largest
 from coldpress.runtime.plan.budget import refit
 from coldpress.runtime.sparsity import Residency, topk
 from coldpress.runtime.store.clock import Clock

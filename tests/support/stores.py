@@ -9,7 +9,7 @@ import numpy as np
 from coldpress.runtime.artifact.errors import DeviceError
 from coldpress.runtime.artifact.reader import open_artifact
 from coldpress.runtime.extents import Extents
-from coldpress.runtime.flash import Reader, Ticket, direct
+from coldpress.runtime.flash import Flash, Ticket, direct
 from coldpress.runtime.plan.budget import choose_plan
 from coldpress.runtime.store.store import Store
 from coldpress.runtime.trace import Recorder
@@ -30,19 +30,19 @@ class Failing:
 
     direct = moves_data = True
 
-    def __init__(self, inner: Reader, left: int) -> None:
+    def __init__(self, inner: Flash, left: int) -> None:
         """Reads with `inner`."""
         self.inner, self.left = inner, left
 
     def submit(self, extents: Extents, into: np.ndarray, landing: Any = None) -> Ticket:
-        """See `Reader`."""
+        """See `Flash`."""
         self.left -= 1
         if self.left < 0:
             raise DeviceError("flash.img", "a read", "failing", "data", "check the storage device")
         return self.inner.submit(extents, into, landing)
 
     def close(self) -> None:
-        """See `Reader`."""
+        """See `Flash`."""
         self.inner.close()
 
 

@@ -2,7 +2,8 @@
 
 from types import SimpleNamespace
 
-from coldpress.runtime.text.tokenizer import SETTINGS_FILE, TOKENIZER_FILE
+from coldpress.runtime.text.chat import SETTINGS_FILE
+from coldpress.runtime.text.process import TOKENIZER_FILE
 
 
 class FakeArtifact:

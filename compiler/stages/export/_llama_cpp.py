@@ -27,7 +27,7 @@ from coldpress.compiler.stages.export._llama_cpp_rotary import (
     yarn_of,
 )
 from coldpress.compiler.stages.export._stored import StoredModel
-from coldpress.runtime.decoder.latents import LATENT_EPS
+from coldpress.runtime.decoder.attention import LATENT_EPS
 from coldpress.runtime.routers import router_class
 from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.model import FREQUENCIES, ModelSpec, features_of_model

@@ -19,7 +19,7 @@ from typing import BinaryIO
 import numpy as np
 
 from coldpress.compiler.llama_cpp.header import MAGIC, Bytes, read_header
-from coldpress.runtime.artifact.tensor_header import TensorEntry
+from coldpress.runtime.artifact.tensor_files import TensorEntry
 from coldpress.schemas.errors import ColdpressError, clipped
 
 KIND = "imatrix"

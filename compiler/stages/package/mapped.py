@@ -18,8 +18,7 @@ import numpy as np
 
 from coldpress.compiler.checkpoint.headers import read_header
 from coldpress.compiler.io import checked_path, deletion, naming
-from coldpress.runtime.artifact.tensor_files import numpy_dtype
-from coldpress.runtime.artifact.tensor_header import TensorEntry
+from coldpress.runtime.artifact.tensor_files import TensorEntry, numpy_dtype
 from coldpress.schemas.base import ArrayFile
 from coldpress.schemas.errors import CheckpointError, ColdpressError
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from coldpress.compiler.stages.package.hashing import HashingFile
 from coldpress.compiler.stages.package.mapped import MappedArray
-from coldpress.runtime.artifact.tensor_header import make_header
+from coldpress.runtime.artifact.tensor_files import make_header
 from coldpress.schemas.errors import ColdpressError
 
 

@@ -76,7 +76,7 @@ class Replayed:
 
     def ladder(self, model: Model) -> tuple[LadderStep, ...]:
         """Returns the gain of each mechanism on these tokens; none if other settings would change the requests."""
-        if self.session.decoder.sees_residency or self._recorder.num_tokens < FEWEST_TOKENS:
+        if self.session.decoder.selection.sees_residency or self._recorder.num_tokens < FEWEST_TOKENS:
             return ()
         return climb(self.session.artifact, self.session.plan, self._recorder.events, model)
 
@@ -127,7 +127,7 @@ def decode(
     else:
         alone = session.perplexity(first_of(blocks, replayed.max_tokens), sparse=True, on_logits=replayed)
         read_lengths = lengths.found()  # before the session decodes the other tokens
-        if session.decoder.sees_residency:
+        if session.decoder.selection.sees_residency:
             # by measured seconds an adaptive gap would read, and so round sums, in another way each time
             flash = "simulated" if adapts else DEFAULT_FLASH
             block_nll = _in_lanes(folder, blocks, watch, _at_once(session, threads), flash, plan)

@@ -22,8 +22,7 @@ from pathlib import Path
 from types import FrameType
 
 from coldpress.runtime.cli.emulation import cgroup_v1, systemd
-from coldpress.runtime.cli.emulation.caps import Caps
-from coldpress.runtime.cli.emulation.disk import Disk, Rates, disk_of
+from coldpress.runtime.cli.emulation.disk import Caps, Disk, Rates, disk_of
 from coldpress.schemas.device import DeviceProfile
 from coldpress.schemas.errors import ColdpressError, clipped, printable
 
@@ -66,11 +65,8 @@ class Emulation:
 
     def run(self, command: Sequence[str]) -> int:
         """Runs a command under the caps, with cold caches; returns its exit code, or 128 + n if signal n ended it.
-
-        Raises:
-            ColdpressError: if the kernel cannot cap here, or killed the command for its memory; or if this process
-                runs under caps already.
-        """
+        Raises `ColdpressError` if the kernel cannot cap here, or killed the command for its memory; or if this process
+        runs under caps already."""
         if under := emulated():
             raise ColdpressError(
                 f"this command runs under the caps of an emulated {under.device} already, expected one device at a "
@@ -135,11 +131,8 @@ def exceeded(caps: Caps, reads_per_s: float, bytes_per_s: float) -> float | None
 
 
 def emulated() -> Caps | None:
-    """Returns the caps under which this process runs; None if it is not an emulated command.
-
-    Raises:
-        ColdpressError: if the environment variable holds something else.
-    """
+    """Returns the caps under which this process runs; None if it is not an emulated command. Raises `ColdpressError` if
+    the environment variable holds something else."""
     found = os.environ.get(ENVIRONMENT)
     if found is None:
         return None
@@ -153,11 +146,8 @@ def emulated() -> Caps | None:
 
 
 def drop_caches() -> None:
-    """Drops the kernel's page cache, so that a command starts as on a device where no file is in memory.
-
-    Raises:
-        ColdpressError: if this process may not drop it.
-    """
+    """Drops the kernel's page cache, so that a command starts as on a device where no file is in memory. Raises
+    `ColdpressError` if this process may not drop it."""
     os.sync()  # the kernel drops only pages that are written to disk
     try:
         Path("/proc/sys/vm/drop_caches").write_text("1")
@@ -175,11 +165,8 @@ PATIENCE_S = 5.0
 
 
 def run_limited(limits: Sequence[str], command: Sequence[str], environment: Mapping[str, str], caps: Caps) -> int:
-    """Runs `command` behind the words that limit it; returns its exit code, or 128 + n if signal n ended it.
-
-    Raises:
-        ColdpressError: if the kernel killed the command, as it does at the memory cap.
-    """
+    """Runs `command` behind the words that limit it; returns its exit code, or 128 + n if signal n ended it. Raises
+    `ColdpressError` if the kernel killed the command, as it does at the memory cap."""
     told: list[int] = []
     child: subprocess.Popen[bytes] | None = None
 

@@ -12,8 +12,7 @@ from collections.abc import Generator, Iterable
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from coldpress.runtime.cli.emulation.caps import Caps
-from coldpress.runtime.cli.emulation.disk import Disk
+from coldpress.runtime.cli.emulation.disk import Caps, Disk
 
 CONTROLLERS = ("blkio", "memory")
 PREFIX = "coldpress-"
@@ -27,7 +26,6 @@ JOIN = 'for group; do shift; [ "$group" = -- ] && break; echo $$ > "$group/cgrou
 
 
 def hierarchies(proc: Path = Path("/proc")) -> dict[str, Path]:
-    """Returns controller -> the folder of the group of this process."""
     paths: dict[str, str] = {}
     for line in (proc / "self/cgroup").read_text().splitlines():
         _, names, path = line.split(":", 2)

@@ -1,4 +1,4 @@
-"""Finds the disk that holds a file, and measures how fast it reads at random."""
+"""Finds the disk that holds a file, measures how fast it reads at random, and states the caps of a command on it."""
 
 import errno
 import os
@@ -24,6 +24,18 @@ SAMPLE_READS, SAMPLE_BYTES, ROUNDS = 6000, 256 << 20, 3
 
 
 @dataclass(frozen=True)
+class Caps:
+    """Limits on the reads of one disk, and on memory, page cache included."""
+
+    device: str
+    scale: float
+    """Share of the device's rates."""
+    reads_per_s: int
+    bytes_per_s: int
+    memory_bytes: int
+
+
+@dataclass(frozen=True)
 class Rates:
     """Rates of random reads, many in flight."""
 
@@ -45,10 +57,8 @@ class Disk:
     def measured(self) -> Rates:
         """Measures the disk's rates on the largest file at `place`: the median of several rounds.
 
-        In a folder without a large file it writes a temporary one.
-
-        Raises:
-            ColdpressError: if the file is too small or cannot be written, or the file system has no direct reads.
+        In a folder without a large file it writes a temporary one. Raises `ColdpressError` if the file is too small or
+        cannot be written, or the file system has no direct reads.
         """
         path = max(_files(self.place), key=lambda file: file.stat().st_size, default=None)
         if path is not None and path.stat().st_size >= LEAST_FILE_BYTES:
@@ -100,11 +110,8 @@ def _temporary_file(folder: Path) -> Generator[Path]:
 
 
 def disk_of(place: Path, blocks: Path = Path("/sys/dev/block")) -> Disk:
-    """Finds the disk that holds a file or folder.
-
-    Raises:
-        ColdpressError: if no disk holds it: it is in memory, on a network or in a layered file system.
-    """
+    """Finds the disk that holds a file or folder. Raises `ColdpressError` if no disk holds it: it is in memory, on a
+    network or in a layered file system."""
     found = place.stat().st_dev
     entry = blocks / f"{os.major(found)}:{os.minor(found)}"
     if not entry.exists():

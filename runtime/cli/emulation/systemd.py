@@ -6,8 +6,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
-from coldpress.runtime.cli.emulation.caps import Caps
-from coldpress.runtime.cli.emulation.disk import Disk
+from coldpress.runtime.cli.emulation.disk import Caps, Disk
 
 
 def why_not(
