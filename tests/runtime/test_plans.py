@@ -108,9 +108,9 @@ def test_a_change_that_fails_leaves_one_whole_plan(artifact, monkeypatch):
         session.resize(large)
     session.store._device.flash = failing.inner
     assert session.plan.dram_budget_bytes == large
-    assert np.allclose(logits_of(session, tokens), expected[large], atol=2e-4)
+    assert np.allclose(logits_of(session, tokens), expected[large], atol=5e-4)
     session.resize(small)
-    assert np.allclose(logits_of(session, tokens), expected[small], atol=2e-4)
+    assert np.allclose(logits_of(session, tokens), expected[small], atol=5e-4)
     allocate, refusals = Memory._allocate, [MemoryError()]
 
     def refuse_once(memory):
@@ -122,9 +122,9 @@ def test_a_change_that_fails_leaves_one_whole_plan(artifact, monkeypatch):
     with pytest.raises(DoesNotFitError, match=f"the run goes on with {small} bytes"):
         session.resize(large)
     assert session.plan.dram_budget_bytes == small
-    assert np.allclose(logits_of(session, tokens), expected[small], atol=2e-4)
+    assert np.allclose(logits_of(session, tokens), expected[small], atol=5e-4)
     session.resize(large)
-    assert np.allclose(logits_of(session, tokens), expected[large], atol=2e-4)
+    assert np.allclose(logits_of(session, tokens), expected[large], atol=5e-4)
 
 
 def test_counters_go_on_through_a_change(artifact):
