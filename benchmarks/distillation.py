@@ -93,11 +93,10 @@ def trained(case: Case, variant: str, sparsity: float, config: DistillConfig) ->
 
 def _unmasked(case: Case, asked: Sparsity, config: DistillConfig, work: Workspace) -> Model:
     """Trains as the stage does, without masks, and keeps the last state: its KL to the dense model can only grow."""
-    from coldpress.compiler.stages.distill._task import Task
+    from coldpress.compiler.stages.distill._recipe import Task
     from coldpress.compiler.training.course import Course
-    from coldpress.compiler.training.loop import train
+    from coldpress.compiler.training.loop import States, train
     from coldpress.compiler.training.source import Source
-    from coldpress.compiler.training.state import States
 
     recipe, source = load("coldpress.compiler.stages.distill", Recipe, "self"), Source.of(case.model)
     options = recipe.OPTIONS(**VARIANTS["control"])

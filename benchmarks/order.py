@@ -21,8 +21,7 @@ from benchmarks.shared.order_sources import SOURCES, Source, Text, sources_of
 from coldpress.compiler.activity.packed_bits import adjacent_share, population
 from coldpress.compiler.cost_model import unit_bytes
 from coldpress.compiler.stages.order import auto, ripple
-from coldpress.compiler.stages.order._seconds import least_seconds, modelled
-from coldpress.compiler.stages.order._task import Activity, Arranged, Demand, Heuristic, Task
+from coldpress.compiler.stages.order._task import Activity, Arranged, Demand, Heuristic, Task, least_seconds, modelled
 from coldpress.runtime.plugins import load
 from coldpress.runtime.profiles.devices import load_device
 from coldpress.schemas.device import DeviceProfile

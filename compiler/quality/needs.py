@@ -8,9 +8,8 @@ from coldpress.compiler.activity.forward import HEAD_ROWS
 from coldpress.compiler.activity.gram_pass import GRAM_TOKENS
 from coldpress.compiler.activity.layer_counts import countable_families
 from coldpress.compiler.candidates import AUTO, compared_formats, families_for, own_options
-from coldpress.compiler.quality.routings import STRENGTHS, routing_curves
 from coldpress.compiler.quality.trace import TRACE_TOKENS
-from coldpress.compiler.quality.variants import DENSITIES, Along, curves_of, head_formats
+from coldpress.compiler.quality.variants import DENSITIES, STRENGTHS, Along, curves_of, head_formats, routing_curves
 from coldpress.compiler.shared_settings import EXACT_ROUTING
 from coldpress.runtime.plan.kv_cache import formats_of
 from coldpress.schemas.families import Method

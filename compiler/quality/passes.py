@@ -19,8 +19,7 @@ from coldpress.compiler.activity.variants import Differences, Variant, compare, 
 from coldpress.compiler.block_statistics import perplexity, standard_error
 from coldpress.compiler.io import Workspace, load_arrays
 from coldpress.compiler.kept_codes import keeping
-from coldpress.compiler.quality.routings import STRENGTHS, AlongStrengths
-from coldpress.compiler.quality.variants import Along, reached, variants
+from coldpress.compiler.quality.variants import STRENGTHS, Along, AlongStrengths, reached, variants
 from coldpress.compiler.rounding._matrix import Rounding
 from coldpress.compiler.rounding._weights import Algorithm
 from coldpress.compiler.shared_settings import ExploreSetting

@@ -1,25 +1,43 @@
-"""Lists what is measured of each selector: densities, and sizes of DRAM for one whose choice depends on residency."""
+"""Lists what is measured: of each selector densities, and sizes of DRAM for one whose choice depends on residency; of
+each way of routing strengths, equal in all layers, at the same sizes of DRAM."""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from coldpress.compiler.activity.cached_routing import CachedRouting
 from coldpress.compiler.activity.choice import CachedChoice, Choice
+from coldpress.compiler.activity.forward import LayerStream
 from coldpress.compiler.activity.unit_statistics import all_statistics, fit_all
 from coldpress.compiler.activity.variants import Variant
-from coldpress.compiler.candidates import AUTO, DEFAULT_FORMAT, compared_formats
+from coldpress.compiler.candidates import AUTO, DEFAULT_FORMAT, compared_formats, routings_for
 from coldpress.compiler.cost_model import HEAD_FORMAT, read_units_of, slice_bytes, unit_bytes
 from coldpress.compiler.kept_codes import own_format, own_formats_of_mlps, own_layers
+from coldpress.compiler.shared_settings import DEFAULT_CACHE
+from coldpress.runtime.cache import CachePolicy, Known, make
 from coldpress.runtime.plugins import load, options_of
+from coldpress.runtime.routing import PACKAGE, Routing
 from coldpress.runtime.sparsity import Selector
 from coldpress.schemas.activations import Activations
 from coldpress.schemas.base import Options
 from coldpress.schemas.errors import ColdpressError
-from coldpress.schemas.families import FormatName, LayerFormats, Method, slice_formats, used_share
+from coldpress.schemas.families import (
+    FormatName,
+    LayerFormats,
+    Method,
+    dense_family,
+    num_units,
+    slice_formats,
+    used_share,
+)
+from coldpress.schemas.layout import RoutingName
 from coldpress.schemas.model import Model, ModelSpec
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 DENSITIES = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 RESIDENT_SHARES, CACHED_DENSITIES = (0.25, 0.6), (0.3, 0.5, 0.7, 0.9)
@@ -29,6 +47,7 @@ SAMPLE = 256
 REFERENCE_FLASH = (42_000, 4096, 420_000, 1.0)
 """Break-even gap, page, bytes of the first byte's latency, and overlap: a phone with UFS 3.1, 100,000 reads a second,
 4.2 GB/s and 0.1 ms (ActiveFlow, Table 2; Ripple 2.2)."""
+STRENGTHS = (0.05, 0.1, 0.2, 0.4, 0.8)
 
 
 class Along(NamedTuple):
@@ -204,3 +223,33 @@ def _reference_reads(
     layers, sizes = range(spec.num_hidden_layers), [unit_bytes(family, as_large, DEFAULT_FORMAT) for family in families]
     known = {family: read_units_of(*REFERENCE_FLASH, size) for family, size in zip(families, sizes, strict=True)}
     return {(layer, family): known[family] for layer in layers for family in families}
+
+
+class AlongStrengths(NamedTuple):
+    """A curve to measure: a way of routing, and the share of the experts' units that a cache holds meanwhile."""
+
+    routing: RoutingName
+    resident_share: float
+
+    @property
+    def title(self) -> str:
+        return f"{self.routing}-{self.resident_share:g}-resident"
+
+    def last_hidden(self, stream: LayerStream, tokens: np.ndarray) -> "Tensor":
+        """Returns the hidden states after the last layer at all strengths, [len(STRENGTHS) * B, T, hidden_size]."""
+        spec = stream.spec
+        units = num_units(dense_family(spec), spec)
+        slots, natural = max(1, round(self.resident_share * units)), np.arange(units, dtype=np.int32)
+
+        def cache(_: int) -> CachePolicy:
+            return make(DEFAULT_CACHE, {}, Known(units, slots, np.empty(0, np.int32), natural))
+
+        routing = CachedRouting(stream, load(PACKAGE, Routing, self.routing), cache)
+        return routing.run(tokens, np.tile(np.array(STRENGTHS)[:, None], spec.num_hidden_layers)).hidden
+
+
+def routing_curves(named: str, spec: ModelSpec) -> list[AlongStrengths]:
+    """Returns the curves that are measured: of the routing that the user named, or with `auto` of all; none for a model
+    without experts."""
+    names = routings_for(named, spec.is_mixture)
+    return [AlongStrengths(name, share) for name in names for share in RESIDENT_SHARES]

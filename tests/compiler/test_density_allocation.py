@@ -19,8 +19,8 @@ from coldpress.compiler.activity.layer_counts import Activity
 from coldpress.compiler.io import Workspace
 from coldpress.compiler.stages import ingest
 from coldpress.compiler.stages.allocate import AllocateConfig, _densities, dip, global_threshold, greedy, run, uniform
-from coldpress.compiler.stages.allocate._losses import Fit, MeasuredLosses
 from coldpress.compiler.stages.allocate._magnitudes import Magnitudes
+from coldpress.compiler.stages.allocate._rules import Fit, MeasuredLosses
 from coldpress.compiler.stages.allocate._task import Key, Shares
 from coldpress.compiler.stages.ingest import IngestConfig
 from coldpress.runtime.sparsity import topk

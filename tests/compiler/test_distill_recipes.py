@@ -12,8 +12,7 @@ from coldpress.compiler.checkpoint.tensors import read_role, stored_dtype
 from coldpress.compiler.stages import distill
 from coldpress.compiler.stages.distill import run
 from coldpress.compiler.stages.distill._masks import masks_of
-from coldpress.compiler.stages.distill._recipe import Recipe
-from coldpress.compiler.stages.distill._task import Task
+from coldpress.compiler.stages.distill._recipe import Recipe, Task
 from coldpress.compiler.training.loop import loss_of
 from coldpress.compiler.training.memory import Size
 from coldpress.compiler.training.source import Source

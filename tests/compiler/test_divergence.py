@@ -8,8 +8,7 @@ import pytest
 import scipy.special
 import scipy.stats
 
-from coldpress.compiler.stages.verify.dense import of_dense_run
-from coldpress.compiler.stages.verify.divergence import SourceComparison
+from coldpress.compiler.stages.verify.divergence import SourceComparison, of_dense_run
 from coldpress.schemas.errors import ColdpressError
 
 

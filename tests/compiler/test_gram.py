@@ -9,7 +9,7 @@ import torch
 from coldpress.compiler.activity import gram_pass
 from coldpress.compiler.io import Workspace, load_arrays, save_arrays
 from coldpress.compiler.stages import gram, ingest, quantize
-from coldpress.compiler.stages.allocate._ladder import with_ladder
+from coldpress.compiler.stages.allocate import with_ladder
 from coldpress.compiler.stages.gram import GramConfig
 from coldpress.compiler.stages.ingest import IngestConfig
 from coldpress.compiler.stages.quantize import QuantizeConfig

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from coldpress.compiler.io import Workspace, load_arrays
-from coldpress.compiler.stages.importance import ImportanceConfig, run
-from coldpress.compiler.stages.importance.files import open_imatrix
+from coldpress.compiler.stages.importance import ImportanceConfig, open_imatrix, run
 from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.families import resident_roles
 from coldpress.schemas.gram import Importance

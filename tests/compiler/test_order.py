@@ -8,7 +8,7 @@ import pytest
 
 from coldpress.compiler.activity.packed_bits import adjacent_share
 from coldpress.compiler.io import Workspace, load_arrays
-from coldpress.compiler.stages.allocate._ladder import with_ladder
+from coldpress.compiler.stages.allocate import with_ladder
 from coldpress.compiler.stages.order import OrderConfig, auto, ripple
 from coldpress.compiler.stages.order import run as run_stage
 from coldpress.schemas.activations import Activations

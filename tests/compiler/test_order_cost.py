@@ -13,8 +13,7 @@ from coldpress.compiler.stages.allocate import AllocateConfig
 from coldpress.compiler.stages.allocate import run as allocate
 from coldpress.compiler.stages.order import OrderConfig, OrderInputs
 from coldpress.compiler.stages.order import run as order_units
-from coldpress.compiler.stages.order._seconds import gap_candidates, modelled
-from coldpress.compiler.stages.order._task import read_bits
+from coldpress.compiler.stages.order._task import gap_candidates, modelled, read_bits
 from coldpress.compiler.stages.place import PlaceConfig
 from coldpress.compiler.stages.place import run as place
 from coldpress.runtime.store import planner

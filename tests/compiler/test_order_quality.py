@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from coldpress.compiler.stages.order._coactivation import pair_counts, to_words
-from coldpress.compiler.stages.order._local_search import gap_step, improve, total_cost
-from coldpress.compiler.stages.order.collapse import nearest_friends
+from coldpress.compiler.stages.order.collapse import gap_step, improve, nearest_friends, total_cost
 from coldpress.compiler.stages.order.ripple import join_links
 from tests.support.paths import heaviest_paths
 from tests.support.statistics import pack, topical

@@ -8,11 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from coldpress.compiler.stages.order import _local_search, closest_friend, cold, collapse, jaccard, lift, misses, ripple
+from coldpress.compiler.stages.order import closest_friend, cold, collapse, jaccard, lift, misses, ripple
 from coldpress.compiler.stages.order._coactivation import pair_counts, to_words
-from coldpress.compiler.stages.order._local_search import SCALE, gap_step, improve, total_cost
 from coldpress.compiler.stages.order._task import read_bits
-from coldpress.compiler.stages.order.collapse import nearest_friends
+from coldpress.compiler.stages.order.collapse import SCALE, gap_step, improve, nearest_friends, total_cost
 from coldpress.compiler.stages.order.jaccard import HIGHEST, jaccard_weights
 from coldpress.compiler.stages.order.lift import lift_weights
 from tests.support.statistics import pack, task_of, topical
@@ -69,7 +68,7 @@ def test_the_search_looks_at_no_more_words_than_it_may(monkeypatch: pytest.Monke
     start = np.random.default_rng(0).permutation(90)
 
     def saved(max_words: int) -> float:
-        monkeypatch.setattr(_local_search, "MAX_WORDS", max_words)
+        monkeypatch.setattr(collapse, "MAX_WORDS", max_words)
         order = start.copy()
         found = improve(to_words(pack(active)), order, friends, 0.1, np.arange(90))
         assert (order == start).all() == (found == 0)
@@ -82,7 +81,7 @@ def test_the_search_looks_at_no_more_words_than_it_may(monkeypatch: pytest.Monke
 
 def test_no_single_move_beside_a_friend_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the search ends by itself, with no gain too small, every move it may make costs more."""
-    monkeypatch.setattr(_local_search, "LAST_GAIN", 0.0)
+    monkeypatch.setattr(collapse, "LAST_GAIN", 0.0)
     active, gap_cost = topical(30, 128, 3), 0.2
     words, order = to_words(pack(active)), np.arange(30)
     friends = nearest_friends(pair_counts(pack(active), 128), active.sum(axis=1), np.arange(30, dtype=np.int32), 4)

@@ -5,7 +5,7 @@ import pytest
 
 from coldpress.compiler.activity.held_out import Window
 from coldpress.compiler.io import save_arrays
-from coldpress.compiler.stages.allocate._ladder import with_ladder
+from coldpress.compiler.stages.allocate import with_ladder
 from coldpress.compiler.stages.plan import _search, plan_names
 from coldpress.compiler.stages.plan._replay import Known, Measured, Replay
 from coldpress.runtime.artifact.checks import check_manifest

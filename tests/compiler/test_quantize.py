@@ -9,7 +9,8 @@ from coldpress.compiler.cost_model import resident_bytes
 from coldpress.compiler.io import Workspace, load_arrays
 from coldpress.compiler.rounding import _weights
 from coldpress.compiler.rounding._weights import Algorithm
-from coldpress.compiler.stages.quantize import QuantizeConfig, _units, run
+from coldpress.compiler.stages import quantize
+from coldpress.compiler.stages.quantize import QuantizeConfig, run
 from coldpress.runtime.plugins import load, names
 from coldpress.runtime.quantization import Format
 from coldpress.schemas.errors import CheckpointError, UnknownNameError
@@ -56,8 +57,8 @@ def test_a_unit_is_its_slices_one_after_another(tmp_path, method, format_name, g
 @pytest.mark.parametrize("family", [name for name in FAMILIES if name != "expert"])
 def test_every_family_holds_its_slices(tmp_path, family):
     model = tiny_model(tmp_path / "model", tiny_spec(num_key_value_heads=1, intermediate_size=64))
-    units = _units.encode_units(
-        load("coldpress.compiler.rounding", Algorithm, "rtn"), model, 1, family, "int8_group32", _units.Known()
+    units = quantize.encode_units(
+        load("coldpress.compiler.rounding", Algorithm, "rtn"), model, 1, family, "int8_group32", quantize.Known()
     )
     codec = load("coldpress.runtime.quantization", Format, "int8_group32")
     expected = []
@@ -79,8 +80,8 @@ def test_units_of_experts_follow_each_other(tmp_path, family):
         for role in roles
     }
     model = tiny_model(tmp_path / "model", spec, **{role.replace(".", "__"): array for role, array in weights.items()})
-    units = _units.encode_units(
-        load("coldpress.compiler.rounding", Algorithm, "rtn"), model, 0, family, "fp16", _units.Known()
+    units = quantize.encode_units(
+        load("coldpress.compiler.rounding", Algorithm, "rtn"), model, 0, family, "fp16", quantize.Known()
     )
     assert len(units) == num_units(family, spec) == {"neuron": 3 * 72, "mlp_in": 3 * 64}[family]
     last = [weights[f"layers.0.experts.2.{role}.weight"] for role in roles]
@@ -172,8 +173,8 @@ def test_memory_is_one_matrix_and_its_codes(tmp_path, monkeypatch):
     matrix, codes = 4 * 256 * 4096, 3 * 2 * 256 * 4096
     tracemalloc.start()
     try:
-        _units.encode_units(
-            load("coldpress.compiler.rounding", Algorithm, "rtn"), model, 0, "neuron", "fp16", _units.Known()
+        quantize.encode_units(
+            load("coldpress.compiler.rounding", Algorithm, "rtn"), model, 0, "neuron", "fp16", quantize.Known()
         )
         peak = tracemalloc.get_traced_memory()[1]
     finally:
@@ -189,6 +190,6 @@ def test_a_tensor_that_the_format_ruins_is_named(tmp_path, caplog, format_name):
     for factor, role in ((1, "whole"), (0, "zeros"), (1e-6, "tiny")):
         scaled = values * np.float32(factor)
         weights = _weights.Weights(70, 64, "row", lambda start, stop, of=scaled: of[start:stop])
-        _units._encode(rounding, weights, role, format_name)
+        quantize._encode(rounding, weights, role, format_name)
     assert [record.getMessage().split()[2] for record in caplog.records] == ["tiny"]
     assert f"of its norm in {format_name}" in caplog.text

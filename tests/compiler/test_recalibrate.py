@@ -10,7 +10,7 @@ from coldpress.compiler.activity.forward import LayerStream
 from coldpress.compiler.checkpoint.tensors import read_role
 from coldpress.compiler.io import Workspace, load_arrays
 from coldpress.compiler.stages import calibrate, ingest, recalibrate
-from coldpress.compiler.stages.allocate._ladder import with_ladder
+from coldpress.compiler.stages.allocate import with_ladder
 from coldpress.compiler.stages.calibrate import CalibrateConfig
 from coldpress.compiler.stages.ingest import IngestConfig
 from coldpress.compiler.stages.recalibrate import RecalibrateConfig

@@ -13,9 +13,7 @@ from coldpress.compiler.activity.forward import LayerStream
 from coldpress.compiler.io import load_arrays, load_record
 from coldpress.compiler.seconds import FILLING, Setting
 from coldpress.compiler.stages import route
-from coldpress.compiler.stages.route import RouteConfig
-from coldpress.compiler.stages.route._caches import full_cache
-from coldpress.compiler.stages.route._division import Effects
+from coldpress.compiler.stages.route import Effects, RouteConfig, full_cache
 from coldpress.compiler.workflow.settings import resolve
 from coldpress.runtime.artifact.reader import open_artifact
 from coldpress.runtime.generate.session import Session

@@ -15,8 +15,7 @@ from coldpress.compiler.activity.forward import LayerStream
 from coldpress.compiler.activity.layer_counts import Activity, countable_families, exact_families
 from coldpress.compiler.candidates import candidates
 from coldpress.compiler.io import Workspace, load_arrays
-from coldpress.compiler.quality.routings import STRENGTHS
-from coldpress.compiler.quality.variants import RESIDENT_SHARES
+from coldpress.compiler.quality.variants import RESIDENT_SHARES, STRENGTHS
 from coldpress.compiler.search import Candidate, Goal, Judged, Space, fastest_dense
 from coldpress.compiler.stages import allocate, explore, ingest
 from coldpress.compiler.stages.allocate import AllocateConfig

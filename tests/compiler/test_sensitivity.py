@@ -9,10 +9,9 @@ import torch
 
 from coldpress.compiler.activity.forward import LayerStream
 from coldpress.compiler.activity.sensitivity import _Backward, sensitivities
-from coldpress.compiler.quality.expected_loss import SAMPLE_ROWS, expected_divergence
 from coldpress.compiler.rounding import rtn
 from coldpress.compiler.rounding._matrix import Rounding
-from coldpress.compiler.stages.allocate._mixed import formats_of_matrices
+from coldpress.compiler.stages.allocate._mixed import SAMPLE_ROWS, expected_divergence, formats_of_matrices
 from coldpress.runtime.plugins import load, names
 from coldpress.runtime.quantization import Format
 from coldpress.schemas.model import Model
@@ -120,6 +119,6 @@ def test_a_sample_of_rows_expects_what_all_rows_do(case, monkeypatch: pytest.Mon
         assert found[name] == pytest.approx(float(own.outputs @ errors**2 @ own.inputs), rel=1e-4)
     assert found["int4_group32"] > 2 * found["q5_1"] > 0
     assert len(own.outputs) <= SAMPLE_ROWS
-    monkeypatch.setattr("coldpress.compiler.quality.expected_loss.SAMPLE_ROWS", len(own.outputs) // 2)
+    monkeypatch.setattr("coldpress.compiler.stages.allocate._mixed.SAMPLE_ROWS", len(own.outputs) // 2)
     half = expected_divergence(rounding, model, role, own, compared)
     assert all(half[name] == pytest.approx(found[name], rel=0.3) and half[name] != found[name] for name in compared)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from coldpress.compiler.checkpoint.source_tokenizer import SourceTokenizer
-from coldpress.compiler.stages.tokenize.chat import read_template
+from coldpress.compiler.stages.tokenize.rows import read_template
 from coldpress.runtime.text.template import Rendering
 from coldpress.runtime.text.tokenizer import TextCodec
 from coldpress.schemas.errors import CheckpointError, ColdpressError

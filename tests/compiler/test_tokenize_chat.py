@@ -11,9 +11,7 @@ import pytest
 from packaging.requirements import Requirement
 from transformers.utils import chat_template_utils
 
-from coldpress.compiler.stages.tokenize import chat as _chat
-from coldpress.compiler.stages.tokenize.chat import ChatTemplate
-from coldpress.compiler.stages.tokenize.rows import Messages, RowReader
+from coldpress.compiler.stages.tokenize.rows import ChatTemplate, Messages, RowReader, read_template
 from coldpress.compiler.stages.tokenize.text import read_corpus
 from coldpress.runtime.text import template as runtime_template
 from coldpress.schemas.corpus import SPLITS
@@ -74,12 +72,12 @@ def test_chats_of_a_corpus_in_all_spellings(tmp_path: Path) -> None:
 
 def test_where_the_template_is(tmp_path: Path) -> None:
     several = [{"name": "tool_use", "template": "no"}, {"name": "default", "template": TEMPLATE}]
-    assert _chat.read_template(checkpoint(tmp_path, several)).text == TEMPLATE
+    assert read_template(checkpoint(tmp_path, several)).text == TEMPLATE
     for template in (None, several[:1]):
         with pytest.raises(ColdpressError, match=r"the checkpoint has no chat template; put chat_template\.jinja into"):
-            _chat.read_template(checkpoint(tmp_path, template))
+            read_template(checkpoint(tmp_path, template))
     (tmp_path / "chat_template.jinja").write_text("of a file")
-    assert _chat.read_template(tmp_path).text == "of a file"
+    assert read_template(tmp_path).text == "of a file"
 
 
 def test_date_and_chance_change_no_text(tmp_path: Path) -> None:

@@ -31,8 +31,7 @@ from coldpress.compiler.stages.verify import (
     write_sample,
 )
 from coldpress.compiler.stages.verify.decoded import ReadLengths, Replayed, adapting, decode
-from coldpress.compiler.stages.verify.dense import Compared, DenseComparison
-from coldpress.compiler.stages.verify.divergence import SourceComparison
+from coldpress.compiler.stages.verify.divergence import Compared, DenseComparison, SourceComparison
 from coldpress.runtime.artifact.reader import open_artifact
 from coldpress.runtime.generate.likelihood import sum_nll
 from coldpress.runtime.generate.session import Session

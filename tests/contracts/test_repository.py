@@ -17,7 +17,7 @@ from tests.support.data import ROOT
 
 RULES = ROOT / "rules"
 WITHOUT_TORCH = ("order", "place", "quantize", "layout", "plan", "package", "verify", "report", "allocate")
-TORCH_ON_REQUEST = {"order": {"_coactivation.py"}, "allocate": {"_losses.py"}}
+TORCH_ON_REQUEST = {"order": {"_coactivation.py"}, "allocate": {"_rules.py"}}
 """Counting on a GPU (counting=gpu); rules of density_allocation that run the model."""
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from coldpress.compiler.stages.quantize import _units
+from coldpress.compiler.stages import quantize
 from coldpress.schemas.manifest import MANIFEST_FILE
 from tests.support.records import Build
 from tests.support.tiny import hashed
@@ -31,7 +31,7 @@ def compare(name: str, found: object) -> None:
 def builds(tmp_path_factory):
     # The frequencies come from transformers, whose power function may differ in the last bit between processors.
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_units, "rotary_inv_freq", lambda model, _kind: hashed("rotary", model.spec.rotary_dim // 2))
+        patch.setattr(quantize, "rotary_inv_freq", lambda model, _kind: hashed("rotary", model.spec.rotary_dim // 2))
         return _make_builds(tmp_path_factory)
 
 

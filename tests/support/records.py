@@ -17,7 +17,7 @@ from coldpress.compiler.io import Workspace, save_arrays
 from coldpress.compiler.sections import bookkeeping_bytes, make_sections
 from coldpress.compiler.stages import layout as layout_stage
 from coldpress.compiler.stages import plan as plan_stage
-from coldpress.compiler.stages.allocate._ladder import with_ladder
+from coldpress.compiler.stages.allocate import with_ladder
 from coldpress.compiler.stages.package import PackageConfig, make_manifest
 from coldpress.compiler.stages.package import run as run_package
 from coldpress.compiler.stages.package.documents import Inputs

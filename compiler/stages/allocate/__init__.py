@@ -4,8 +4,8 @@ Reads shapes, activation statistics and the device; returns a `Sparsity` whose b
 equation is resident tensors + predictors + KV cache + bookkeeping + buffers + cache = budget (ActiveFlow 4.1, Eqs. 2
 and 8, plus the other buffers of this runtime; _division.py). The selector says where densities come from and what is
 fitted to them (runtime/sparsity). With an open method a search (compiler/search) compares selectors, densities, formats
-and caches under one quality floor (_judge.py), for each of several budgets (_budgets.py), and the record says what it
-found.
+and caches under one quality floor (_searched.py), for each of several budgets (_budgets.py), and the record says what
+it found.
 """
 
 import logging
@@ -36,7 +36,6 @@ from coldpress.compiler.stages.allocate._division import (
 )
 from coldpress.compiler.stages.allocate._drafts import Drafts, without
 from coldpress.compiler.stages.allocate._finalists import completed
-from coldpress.compiler.stages.allocate._ladder import with_ladder
 from coldpress.compiler.stages.allocate._quality import Floor
 from coldpress.compiler.stages.allocate._replay import Replays, setting_of
 from coldpress.compiler.stages.allocate._rules import ALLOCATION_TOKENS, UNIFORM, Inputs
@@ -56,7 +55,7 @@ from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.families import Formats, HeadFormat, names_in, with_head
 from coldpress.schemas.model import Model
 from coldpress.schemas.preflight import StageNeeds
-from coldpress.schemas.sparsity import Densities, Sparsity
+from coldpress.schemas.sparsity import Densities, Rung, Sparsity
 
 if TYPE_CHECKING:
     from coldpress.compiler.needs import Build
@@ -240,3 +239,15 @@ def _fitted(sparsity: Sparsity, inputs: Inputs, key: str) -> ArrayFile | None:
         f"{layer}.{family}.{name}": array for (layer, family), found in fitted.items() for name, array in found.items()
     }
     return inputs.work.once(key, lambda: arrays) if arrays else None
+
+
+def with_ladder(largest: Sparsity, smaller: Sequence[Sparsity]) -> Sparsity:
+    """Joins budgets that fall; the one set of predictors is limited to what every budget holds."""
+    every = (largest, *smaller)
+    return largest.model_copy(
+        update={
+            "ladder": tuple(Rung(**{name: getattr(found, name) for name in Rung.model_fields}) for found in smaller),
+            "predictor_rank": tuple(map(min, zip(*(found.predictor_rank for found in every), strict=True))),
+            "predictor_limit_bytes": min(found.predictor_limit_bytes for found in every),
+        }
+    )

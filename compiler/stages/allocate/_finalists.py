@@ -19,8 +19,7 @@ import numpy as np
 
 from coldpress.compiler.candidates import candidates, own_options
 from coldpress.compiler.quality.passes import NO_LOSS, Passes
-from coldpress.compiler.quality.routings import routing_curves
-from coldpress.compiler.quality.variants import Along, asked, reached
+from coldpress.compiler.quality.variants import Along, asked, reached, routing_curves
 from coldpress.compiler.search import MARGIN, Judged
 from coldpress.compiler.stages.allocate._budgets import searched_together
 from coldpress.compiler.stages.allocate._config import AllocateConfig

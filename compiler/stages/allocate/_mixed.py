@@ -1,7 +1,7 @@
 """Gives each matrix, and the head, a format of its own, so that a model fills the bytes that it may take.
 
 From the smallest format everywhere, each byte goes where it saves most divergence (search/by_layer.py). What a matrix
-in a format costs is expected from its sensitivity (compiler/quality/expected_loss.py), and is taken to add up; the
+in a format costs is expected from its sensitivity, by the errors of some of its rows, and is taken to add up; the
 formats that are chosen are then measured as a whole.
 """
 
@@ -11,13 +11,16 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 
+import numpy as np
+
 from coldpress.compiler.activity.sensitivity import Sensitivity
 from coldpress.compiler.candidates import AUTO, DEFAULT_FORMAT, formats_for
 from coldpress.compiler.cost_model import slice_bytes, stored_format, tensor_bytes
 from coldpress.compiler.kept_codes import keeping, own_format
-from coldpress.compiler.quality.expected_loss import expected_divergence
-from coldpress.compiler.rounding._matrix import Rounding
+from coldpress.compiler.rounding._matrix import Rounding, choose_codes
+from coldpress.compiler.rounding._weights import Weights
 from coldpress.compiler.search.by_layer import Options, Sizes, path_of
+from coldpress.runtime.kernels.products import decode_rows
 from coldpress.runtime.plugins import load
 from coldpress.runtime.quantization import Format
 from coldpress.runtime.quantization._mixed import coarsest
@@ -41,6 +44,8 @@ from coldpress.schemas.model import MLP_ROLES, Model, role_shape
 
 Effects = Mapping[str, Mapping[FormatName, float]]
 """Matrix -> format -> divergence, in nats per token."""
+SAMPLE_ROWS = 512
+"""Rows of a matrix that are rounded: rows differ little beside the formats."""
 
 
 @dataclass(frozen=True)
@@ -209,3 +214,30 @@ def _slices(model: Model, role: str) -> tuple[int, int]:
         return rows, columns
     count, length = slice_shape(piece, model.spec)
     return count * num_units(BLOCKS, model.spec), length
+
+
+def expected_divergence(
+    rounding: Rounding, model: Model, role: str, sensitivity: Sensitivity, formats: Sequence[FormatName]
+) -> Mapping[FormatName, float]:
+    """Returns the divergence, in nats per token, that each format of a matrix is expected to cause by itself.
+
+    Raises:
+        CheckpointError: if a value is beyond a format's range.
+    """
+    weights = rounding.weights(model, role, "row")
+    at = np.unique(np.linspace(0, weights.count - 1, min(weights.count, SAMPLE_ROWS)).astype(np.int64))
+    rows = weights.read(0, weights.count)[at]
+    # without the source's own codes, which are those of all rows
+    sample = Weights(
+        len(rows), weights.length, "row", lambda start, stop: rows[start:stop], weights.gram, weights.importance
+    )
+    by_row = sensitivity.outputs[at].astype(np.float64)
+    by_row *= sensitivity.outputs.sum(dtype=np.float64) / max(by_row.sum(), np.finfo(np.float64).tiny)
+    return {name: float(by_row @ _errors(rounding, sample, role, name, sensitivity.inputs)) for name in formats}
+
+
+def _errors(rounding: Rounding, sample: Weights, role: str, name: FormatName, inputs: np.ndarray) -> np.ndarray:
+    """Returns each row's squared error, weighted by the sensitivity to inputs, float64 [rows]."""
+    codes = choose_codes(rounding.algorithm, sample, role, name)
+    errors = decode_rows(codes, sample.length, name, num_threads=1) - sample.read(0, sample.count)
+    return (errors.astype(np.float64) ** 2) @ inputs.astype(np.float64)

@@ -100,7 +100,7 @@ def run(
     size = Size.of(model, corpus, course.threads, sparsity.families, sparsity.format)
     others = "" if config.recipe == "lora" else "recipe=lora, "
     check_memory(course, ram_bytes(size, config.recipe, config.options), size, device, others)
-    from coldpress.compiler.stages.distill._task import Task
+    from coldpress.compiler.stages.distill._recipe import Task
     from coldpress.compiler.training.loop import learned
     from coldpress.compiler.training.source import Source
 

@@ -2,6 +2,7 @@
 can be estimated without it."""
 
 from abc import abstractmethod
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic
 
 from typing_extensions import TypeVar
@@ -9,12 +10,25 @@ from typing_extensions import TypeVar
 from coldpress.compiler.training.memory import Size
 from coldpress.runtime.plugins import PluginBase
 from coldpress.schemas.base import Record
+from coldpress.schemas.sparsity import Sparsity
 
 if TYPE_CHECKING:
-    from coldpress.compiler.stages.distill._task import Task
+    from coldpress.compiler.stages.distill._masks import Mask
     from coldpress.compiler.training.lesson import Lesson
+    from coldpress.compiler.training.source import Source
 
 OptionsT = TypeVar("OptionsT", bound=Record, default=Any)
+
+
+@dataclass(frozen=True)
+class Task:
+    source: "Source"
+    sparsity: Sparsity
+    masks: "tuple[Mask, ...]"
+    seed: int
+    device: str
+    recompute: bool
+    """True if the backward pass recomputes each layer instead of storing its inner values."""
 
 
 class Recipe(PluginBase, Generic[OptionsT]):
@@ -29,5 +43,5 @@ class Recipe(PluginBase, Generic[OptionsT]):
         """Returns the bytes of one state that an interrupted run leaves on disk."""
 
     @abstractmethod
-    def prepare(self, task: "Task", options: OptionsT) -> "Lesson":
+    def prepare(self, task: Task, options: OptionsT) -> "Lesson":
         """Builds teacher and student, and says which parameters train."""

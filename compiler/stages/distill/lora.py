@@ -20,7 +20,7 @@ from coldpress.schemas.model import ModelSpec
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from coldpress.compiler.stages.distill._task import Task
+    from coldpress.compiler.stages.distill._recipe import Task
     from coldpress.compiler.training.lesson import Lesson
 
 

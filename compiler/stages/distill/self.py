@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from coldpress.compiler.stages.distill._task import Task
+    from coldpress.compiler.stages.distill._recipe import Task
     from coldpress.compiler.training.lesson import Lesson
 
 

@@ -18,7 +18,7 @@ The pass of the whole model records a trace: the signals of a few layers, with w
 requests. Codes are those that the build's algorithm chooses by the importance of inputs; where it needs Gram matrices,
 by those of the whole model, since nothing is left out yet. A format's loss is that of all matrices of the layers, or of
 the head alone; a KV cache's, that of keys and values rounded head by head. In a mixture, routers that prefer experts in
-DRAM are measured with an LFU cache in the loop, too, at several strengths (compiler/quality/routings.py). Each pass
+DRAM are measured with an LFU cache in the loop, too, at several strengths (compiler/quality/variants.py). Each pass
 leaves a file, so that a run that was interrupted goes on with the next pass.
 """
 
@@ -34,13 +34,13 @@ from coldpress.compiler.candidates import candidates, fits_columns, own_options
 from coldpress.compiler.io import Workspace, load_arrays
 from coldpress.compiler.quality.needs import needs_of_passes
 from coldpress.compiler.quality.passes import Passes, PassesConfig, remove_grams, rounding_of
-from coldpress.compiler.quality.routings import routing_curves
 from coldpress.compiler.quality.trace import few_tokens, whole_run
 from coldpress.compiler.quality.variants import (
     asked,
     head_formats_of,
     larger_formats_of,
     layer_formats_of,
+    routing_curves,
     smaller_formats_of,
 )
 from coldpress.compiler.rounding._matrix import NEAREST, Rounding

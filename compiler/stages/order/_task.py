@@ -5,8 +5,15 @@ caches its counts: `Activity` is what calibration saw, `Demand` is what flash is
 and `Task` adds the device; tasks for several devices share one demand. Orders are judged on the last tokens: `fitting`
 is the task without them, `judge` gives an order's modelled time on them.
 
+An order's cost is the flash seconds of a token, after page rounding and access collapse (Ripple 5.1). They are needed
+for thousands of tokens under many gaps for each order that is tried, so `modelled` is a short form of
+compiler/seconds.py, for units in a section that begins on a page; tests/compiler/test_order_cost.py checks that the two
+agree. The runtime's planner counts the reads. Left out are the bound on the length of one read, which adds a read per
+512 KiB, and the limit of the read buffer: it is assumed that each half holds a longest read.
+
 Layers that share an order (a group, ActiveFlow 3) lie side by side in `bits`, so that a sum over tokens is a sum over
-layers too; each layer has its own pins, its own cache and its own reads, and its units lie at a stride of the group.
+layers too; each layer has its own pins, its own cache and its own reads, and its units lie at a stride of the group,
+whose seconds add up.
 """
 
 from abc import abstractmethod
@@ -19,14 +26,85 @@ import numpy as np
 
 from coldpress.compiler.activity.packed_bits import population
 from coldpress.compiler.stages.order._coactivation import gpu_pair_counts, pair_counts
-from coldpress.compiler.stages.order._seconds import TOKENS_AT_A_TIME, Modelled, gap_candidates, least_seconds, modelled
 from coldpress.runtime.cache import Known, make
 from coldpress.runtime.plugins import PluginBase
+from coldpress.runtime.store.planner import Strided, count_reads
 from coldpress.schemas.base import Options
-from coldpress.schemas.device import Flash
+from coldpress.schemas.device import Flash, flash_seconds
 
 JUDGED_SHARE = 1 / 8
 MOST_JUDGED_TOKENS = 2048
+TOKENS_AT_A_TIME = 512
+"""Tokens whose bits are unpacked together; a multiple of eight."""
+
+
+class Modelled(NamedTuple):
+    """Means per token under one collapse gap, summed over the layers of a group."""
+
+    seconds: float
+    reads: float
+    read_bytes: float
+    gap_bytes: int
+
+
+def gap_candidates(flash: Flash) -> np.ndarray:
+    """Returns collapse gaps worth trying, int64 bytes, ascending: whole pages around the break-even gap."""
+    page_bytes = flash.page_bytes.value
+    pages = flash.break_even_gap_bytes * 2.0 ** (np.arange(-10, 6) / 2) // page_bytes
+    return np.unique(np.append(pages.astype(np.int64), 0)) * page_bytes
+
+
+def modelled(
+    bits: np.ndarray,
+    num_tokens: int,
+    order: np.ndarray,
+    unit_bytes: int,
+    flash: Flash,
+    gaps: np.ndarray,
+    num_layers: int = 1,
+) -> list[Modelled]:
+    """Returns the cost of reading `bits` in an order, for each of `gaps`.
+
+    Args:
+        bits: uint8 [num_units, num_layers * ceil(num_tokens / 8)], packed activations that cause a flash read.
+        num_tokens: Tokens in the bits of a layer.
+        order: Unit ids by flash position.
+        unit_bytes: Bytes of one layer's part of a unit.
+        gaps: int64 bytes, ascending.
+        num_layers: Layers of the group, side by side in `bits`.
+    """
+    totals = np.zeros((3, gaps.size))
+    for layer, part in enumerate(np.split(bits, num_layers, axis=1)):
+        units = Strided(layer * unit_bytes, unit_bytes, num_layers * unit_bytes)
+        reads, read_bytes = _counted(part, num_tokens, order, units, flash.page_bytes.value, gaps)
+        totals += [found.mean(axis=0) for found in (flash_seconds(flash, reads, read_bytes), reads, read_bytes)]
+    return [Modelled(float(s), float(r), float(b), gap) for s, r, b, gap in zip(*totals, gaps.tolist(), strict=True)]
+
+
+def _counted(
+    bits: np.ndarray, num_tokens: int, order: np.ndarray, units: Strided, page_bytes: int, gaps: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns each token's reads and their bytes, int64 [num_tokens, num_gaps]."""
+    found: list[tuple[np.ndarray, np.ndarray]] = []
+    for start in range(0, num_tokens, TOKENS_AT_A_TIME):
+        count = min(TOKENS_AT_A_TIME, num_tokens - start)
+        some = bits[order, start // 8 : -(-(start + count) // 8)]
+        tokens, positions = np.unpackbits(some, axis=1, count=count, bitorder="little").T.nonzero()
+        stops = np.bincount(tokens, minlength=count).cumsum()
+        found.append(count_reads(units, np.ascontiguousarray(positions), stops, page_bytes, gaps))
+    reads, read_bytes = zip(*found, strict=True)
+    return np.concatenate(reads), np.concatenate(read_bytes)
+
+
+def least_seconds(bits: np.ndarray, num_tokens: int, unit_bytes: int, flash: Flash, num_layers: int = 1) -> float:
+    """Returns a lower bound for all orders and gaps: each layer's parts in one read. Arguments as in `modelled`."""
+    page_bytes = flash.page_bytes.value
+    total = 0.0
+    for part in np.split(bits, num_layers, axis=1):
+        wanted = np.unpackbits(part, axis=1, count=num_tokens, bitorder="little").sum(axis=0, dtype=np.int64)
+        read_bytes = -(-wanted * unit_bytes // page_bytes) * page_bytes
+        total += float(flash_seconds(flash, np.minimum(wanted, 1), read_bytes).mean())
+    return total
 
 
 class Arranged(NamedTuple):

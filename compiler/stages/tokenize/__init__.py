@@ -17,8 +17,7 @@ from coldpress.compiler.checkpoint.private import private_folder
 from coldpress.compiler.checkpoint.source_tokenizer import SourceTokenizer, bos_of
 from coldpress.compiler.io import Workspace, save_arrays
 from coldpress.compiler.shared_settings import SeedSetting
-from coldpress.compiler.stages.tokenize.chat import ChatTemplate
-from coldpress.compiler.stages.tokenize.rows import RowReader
+from coldpress.compiler.stages.tokenize.rows import ChatTemplate, RowReader
 from coldpress.compiler.stages.tokenize.text import MAX_TEXT_BYTES, SHARES, Documents, read_corpus
 from coldpress.schemas.base import PositiveCount
 from coldpress.schemas.config import BRANCH_PATTERN, Key

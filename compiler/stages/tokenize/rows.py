@@ -2,15 +2,25 @@
 
 The fields are those that `corpus_field` names, else the first of `LAYOUTS` that the record has. A list of messages is a
 chat and goes through the checkpoint's own template. A record of unknown layout is refused with a list of its fields.
+
+A template is an untrusted jinja program, which the runtime renders in a process with limits (runtime/text/template.py).
+Here the length of a text is limited as well. Date and random numbers, which some templates use, are fixed: the same
+chat gives the same text.
 """
 
+import json
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from coldpress.schemas.errors import ColdpressError
+from coldpress.compiler.checkpoint.source_json import read_object
+from coldpress.compiler.checkpoint.source_tokenizer import CHAT_TEMPLATE, MAX_SETTINGS_BYTES, SETTINGS
+from coldpress.runtime.text.limited import LimitError
+from coldpress.runtime.text.template import Rendering, Template, template_in
+from coldpress.schemas.errors import ArtifactError, ColdpressError
 
 LAYOUTS = (
     ("text",),
@@ -33,8 +43,11 @@ TASK_FIELD = "task"
 """Optional field of a record that names the task of its text."""
 MAX_TASK_CHARS = 100
 MAX_SHOWN_CHARS = 200
-
 Messages = list[dict[str, Any]]
+MAX_GROWTH = 16
+"""Characters of text per character of the chat's JSON; a template may add `SPARE_CHARS` to each chat."""
+SPARE_CHARS = 1 << 16
+TODAY = "2024-07-26"
 
 
 def no_chats(messages: Messages) -> str:
@@ -133,3 +146,56 @@ def _message(place: str, message: Any) -> dict[str, Any]:
 def _kind(value: Any) -> str:
     kinds = {dict: "an object", list: "a list", str: "text", bool: "true or false", type(None): "null"}
     return kinds.get(type(value), "a number" if isinstance(value, int | float) else f"a {type(value).__name__}")
+
+
+class ChatTemplate:
+    def __init__(self, folder: Path) -> None:
+        """`folder` is the private folder that `ingest` made; the template is read with the first chat."""
+        self._folder = folder
+        self._rendering: Rendering | None = None
+
+    def render(self, messages: list[dict[str, Any]]) -> str:
+        """Returns a chat's text.
+
+        Raises:
+            ColdpressError: if the checkpoint has no template, or it fails, refuses the chat, or reaches a limit.
+        """
+        rendering = self._rendering = self._rendering or Rendering(read_template(self._folder))
+        try:
+            text = rendering.render(messages)
+        except LimitError as error:
+            raise ColdpressError(
+                f"the checkpoint's chat template {error} for this chat; give another template"
+            ) from error
+        except ArtifactError as error:
+            raise _refused(str(error)) from error
+        num_chars = len(json.dumps(messages))
+        most = MAX_GROWTH * num_chars + SPARE_CHARS
+        if len(text) > most:
+            raise _refused(f"{num_chars} characters became {len(text)}, expected at most {most}")
+        return text
+
+
+def _refused(reason: str) -> ColdpressError:
+    return ColdpressError(
+        f"the checkpoint's chat template refuses this chat ({reason}); leave the record out, or name another field "
+        "with corpus_field"
+    )
+
+
+def read_template(folder: Path) -> Template:
+    """Reads a checkpoint's template from chat_template.jinja or tokenizer_config.json.
+
+    Raises:
+        ColdpressError: if it has none, or several and none called `default`.
+    """
+    settings = read_object(folder / SETTINGS, MAX_SETTINGS_BYTES) if (folder / SETTINGS).is_file() else {}
+    path = folder / CHAT_TEMPLATE
+    file = path.read_text(encoding="utf-8") if path.is_file() else None
+    found = template_in(settings, file, is_prompt=False, today=TODAY)
+    if found is None:
+        raise ColdpressError(
+            f"the record is a chat, and the checkpoint has no chat template; put {CHAT_TEMPLATE} into its folder, or "
+            "name a field of text with corpus_field"
+        )
+    return found

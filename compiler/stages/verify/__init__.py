@@ -22,8 +22,13 @@ from coldpress.compiler.dense_run import dense_for
 from coldpress.compiler.io import load_arrays
 from coldpress.compiler.publishing import standing
 from coldpress.compiler.stages.verify.decoded import LANES, MAX_TOKENS, SESSIONS, Decoded, decode, is_dense
-from coldpress.compiler.stages.verify.dense import BUFFER_BYTES, Compared, DenseComparison, of_dense_run
-from coldpress.compiler.stages.verify.divergence import SourceComparison
+from coldpress.compiler.stages.verify.divergence import (
+    BUFFER_BYTES,
+    Compared,
+    DenseComparison,
+    SourceComparison,
+    of_dense_run,
+)
 from coldpress.compiler.stages.verify.plans import NEW_TOKENS, drafts_of_all, figures_of_all
 from coldpress.runtime.artifact.integrity import verify_artifact
 from coldpress.runtime.artifact.reader import open_artifact

@@ -5,7 +5,8 @@ the algorithm asks for them, and the importance of inputs: the user's importance
 measured; a distilled model is rounded by the inputs of the model that was calibrated. Writes one array file per layer
 and one for the tensors that all layers share. The algorithm (compiler/rounding) chooses codes; the format
 (runtime/quantization) defines their meaning. Row-column bundling is LLM-in-a-flash 3.2: a unit's slices lie one after
-another.
+another. Rows are read when they are needed. Columns need their whole matrix, so memory is at most one matrix in
+float32, the codes of a layer, and the algorithm's own arrays.
 """
 
 import functools
@@ -16,19 +17,30 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from coldpress.compiler.checkpoint.tensors import read_role, rotary_inv_freq
 from coldpress.compiler.cost_model import whole_tensors
 from coldpress.compiler.io import Workspace, load_arrays
-from coldpress.compiler.rounding._matrix import Known, grams_of, matrix_of
-from coldpress.compiler.rounding._weights import Algorithm
+from coldpress.compiler.rounding._matrix import Known, choose_codes, grams_of, matrix_of
+from coldpress.compiler.rounding._weights import Algorithm, Axis, Weights
 from coldpress.compiler.shared_settings import AlgorithmSetting
-from coldpress.compiler.stages.quantize._units import encode_resident, encode_units
+from coldpress.runtime.artifact.contents import in_units, nbytes, unit_nbytes
 from coldpress.runtime.plugins import load
+from coldpress.runtime.quantization import Format
 from coldpress.runtime.quantization._mixed import format_at
 from coldpress.schemas.activations import Activations
 from coldpress.schemas.errors import ColdpressError
-from coldpress.schemas.families import layers_of
+from coldpress.schemas.families import (
+    FamilyName,
+    FormatName,
+    UnitFormat,
+    layers_of,
+    num_units,
+    slice_formats,
+    slice_shape,
+    slices,
+)
 from coldpress.schemas.gram import GramMatrices, Importance, measured_roles
-from coldpress.schemas.model import Model
+from coldpress.schemas.model import FREQUENCIES, Model, matrices
 from coldpress.schemas.preflight import StageNeeds
 from coldpress.schemas.quantized import LayerCodes, Quantized, ResidentTensor
 from coldpress.schemas.sparsity import Sparsity
@@ -36,9 +48,11 @@ from coldpress.schemas.sparsity import Sparsity
 if TYPE_CHECKING:
     from coldpress.compiler.needs import Build
 
-logger = logging.getLogger(__name__)
+LOG = logging.getLogger(__name__)
 VALUES_PER_S = 1e8
 """Values that one core rounds to nearest in a second, with their scales: four layers of a 7B took 10 s."""
+SAMPLED_SLICES = 64
+"""The most slices of a tensor whose rounding error is checked."""
 
 
 class QuantizeConfig(AlgorithmSetting):
@@ -117,7 +131,7 @@ def _quantize_layer(
     resident = tuple(tensor for tensor in whole if tensor.role.startswith(prefix))
 
     def make() -> dict[str, np.ndarray]:
-        logger.info("quantize: layer %d of %d", layer + 1, model.spec.num_hidden_layers)
+        LOG.info("quantize: layer %d of %d", layer + 1, model.spec.num_hidden_layers)
         known = known_of(layer)
         arrays = _encode_resident(algorithm, model, resident, prefix, known)
         for family, name in formats.items():
@@ -144,3 +158,58 @@ def _known(
     names &= measured_roles(model.spec)
     given = load_arrays(importance.layers[layer].arrays) if importance else {}
     return Known(grams_of(gram, layer, names), given, activations)
+
+
+def encode_units(
+    algorithm: Algorithm, model: Model, layer: int, family: FamilyName, name: UnitFormat, known: Known
+) -> np.ndarray:
+    """Encodes one family of one layer: uint8 [num_units, unit_bytes] by unit id, slices in the family's order.
+
+    Raises:
+        CheckpointError: if a value is beyond the format's range.
+    """
+    pieces = slices(family, model.spec)
+    shapes = [slice_shape(piece, model.spec) for piece in pieces]
+    units = np.empty((num_units(family, model.spec), unit_nbytes(name, shapes)), np.uint8)
+    stop = 0
+    for piece, (count, length), own in zip(pieces, shapes, slice_formats(name, len(pieces)), strict=True):
+        start, stop = stop, stop + count * nbytes(own, length)
+        names = matrices(piece.role, model.spec)
+        each = len(units) // len(names)
+        for expert, matrix in enumerate(names):
+            rows, role = slice(expert * each, (expert + 1) * each), f"layers.{layer}.{matrix}.weight"
+            axis: Axis = "column" if piece.axis == "column" else "row"
+            weights = known.weights(model, role, axis)
+            units[rows, start:stop] = in_units(_encode(algorithm, weights, role, own), piece, each)
+            del weights  # of columns it holds the matrix
+    return units
+
+
+def encode_resident(algorithm: Algorithm, model: Model, tensor: ResidentTensor, known: Known) -> np.ndarray:
+    """Encodes a tensor that stays in DRAM: float32 unchanged, or a matrix's rows as codes uint8 [rows, row_bytes].
+
+    Raises:
+        CheckpointError: if a value is beyond the format's range.
+    """
+    for kind, role in FREQUENCIES.items():  # computed from the configuration, not stored in checkpoints
+        if tensor.role == role:
+            return np.asarray(rotary_inv_freq(model, kind), np.float32)
+    if tensor.format is None:
+        return read_role(model, tensor.role)
+    return _encode(algorithm, known.weights(model, tensor.role, "row"), tensor.role, tensor.format)
+
+
+def _encode(algorithm: Algorithm, weights: Weights, role: str, format_name: FormatName) -> np.ndarray:
+    """Encodes all slices, uint8 [n, nbytes(length)]; warns if they lose more than trained weights usually do."""
+    codes = choose_codes(algorithm, weights, role, format_name)
+    codec = load("coldpress.runtime.quantization", Format, format_name)
+    picked = np.unique(np.linspace(0, weights.count - 1, min(SAMPLED_SLICES, weights.count)).round().astype(int))
+    values = np.concatenate([weights.read(at, at + 1) for at in picked.tolist()])
+    error, norm = np.linalg.norm(codec.decode(codes[picked], weights.length) - values), np.linalg.norm(values)
+    if error > codec.MAX_WEIGHT_ERROR * norm:
+        LOG.warning(
+            "quantize: warning: %s loses %.2g of its norm in %s, at most %g is usual; its values are too small, "
+            "or a few of them too large, for the format",
+            *(role, error / norm, format_name, codec.MAX_WEIGHT_ERROR),
+        )
+    return codes

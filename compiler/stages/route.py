@@ -4,7 +4,7 @@ A router that prefers experts in DRAM (runtime/routing) reads less and is no lon
 every layer of every plan a strength, such that the divergence from the model's own routing stays within `routing_kl`,
 or with `routing=auto` within what the search of `allocate` took with one strength for all layers, on validation text,
 token by token, with the plan's caches in the loop. First each layer runs alone with each strength: what it saves and
-how far it errs. Errors nearly add up, so that these figures give divisions among layers (_division.py); equal strengths
+how far it errs. Errors nearly add up, so that these figures give divisions among layers (`Effects`); equal strengths
 are candidates, too. Whole models run with both, in rounds, the later ones between the best that kept the budget and the
 next. A build has this stage only if its routing may be another than the model's own.
 """
@@ -13,6 +13,7 @@ import functools
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -23,17 +24,18 @@ from coldpress.compiler.activity.variants import compare, state_error
 from coldpress.compiler.block_statistics import standard_error
 from coldpress.compiler.candidates import AUTO
 from coldpress.compiler.io import load_arrays
-from coldpress.compiler.seconds import Setting, built_orders, built_ranks
+from coldpress.compiler.seconds import Setting, built_orders, built_ranks, filling_requests
 from coldpress.compiler.shared_settings import RoutingLimitSetting
-from coldpress.compiler.stages.route._caches import full_cache
-from coldpress.compiler.stages.route._division import Effects
 from coldpress.compiler.steps import Steps
+from coldpress.runtime.cache import CachePolicy
 from coldpress.runtime.plan.budget import holds_everything
 from coldpress.runtime.plugins import load
 from coldpress.runtime.routing import EXACT, PACKAGE, Routing
 from coldpress.runtime.sparsity import Selector
+from coldpress.runtime.store.slots import parts_of
 from coldpress.schemas.corpus import Corpus
 from coldpress.schemas.device import DeviceProfile
+from coldpress.schemas.families import FamilyName
 from coldpress.schemas.layout import Layout, Plan, RoutingName
 from coldpress.schemas.model import Model
 from coldpress.schemas.order import Order
@@ -58,10 +60,78 @@ WORTH = 0.985
 """A routing must miss less than this share of the exact one's units: other text differs."""
 MOST_TOKENS = 1024
 """Validation tokens that a routing is settled on; whole blocks, at least one."""
+TINY = 1e-30
+"""Stands for errors of 0 in ratios."""
 
 
 class RouteConfig(ComputeConfig, RoutingLimitSetting):
     """Settings of `route`."""
+
+
+class Step(NamedTuple):
+    per_error: float
+    """Misses saved, over the error that it adds."""
+    layer: int
+    strength: int
+    """The index of the strength."""
+    before: int
+    """The index of the strength before it."""
+    error: float
+    """Its addition to the sum of errors."""
+
+
+@dataclass(frozen=True)
+class Effects:
+    """Effects of strengths in each layer, while the others route as the model was trained to; L layers, S strengths.
+
+    In each layer a larger strength misses less and errs more. Errors of single layers nearly add up, so that the best
+    divisions give every layer the strength at which another missing unit costs the same error (a Lagrange multiplier):
+    steps along each layer's convex hull, the cheapest first.
+    """
+
+    strengths: np.ndarray
+    """float64 [S], ascending from 0."""
+    errors: np.ndarray
+    """float64 [L, S]: the squared error of the hidden states after the layer, over them, on average over tokens."""
+    misses: np.ndarray
+    """int64 [L, S]: units that tokens used and DRAM did not hold."""
+
+    @cached_property
+    def steps(self) -> tuple[Step, ...]:
+        """The steps of all layers, those that save the most misses for their error first."""
+        found = [step for layer in range(len(self.errors)) for step in self._of_layer(layer)]
+        return tuple(sorted(found, key=lambda step: (-step.per_error, step.layer, step.strength)))
+
+    @property
+    def largest_error(self) -> float:
+        return sum(step.error for step in self.steps)
+
+    def divided(self, error: float) -> np.ndarray:
+        """Returns strengths float64 [L] whose errors sum to `error`: the first steps, and a part of the next one."""
+        found, left = np.zeros(len(self.errors)), error
+        for step in self.steps:
+            share = min(1.0, left / step.error) if step.error > 0 else 1.0
+            low, high = self.strengths[[step.before, step.strength]]
+            found[step.layer] = low + share * (high - low)
+            left -= step.error
+            if left <= 0:
+                break
+        return found
+
+    def _of_layer(self, layer: int) -> list[Step]:
+        """Returns the steps along a layer's convex hull, from strength 0, by falling savings for their error."""
+        errors, misses, found, now = self.errors[layer], self.misses[layer], [], 0
+        while True:
+            further = [
+                Step(float(misses[now] - misses[at]) / max(float(errors[at] - errors[now]), TINY), layer, at, now, 0.0)
+                for at in range(now + 1, errors.size)
+                if misses[at] < misses[now]
+            ]
+            if not further:
+                return found
+            best = max(further, key=lambda step: (step.per_error, step.strength))
+            found.append(best._replace(error=max(0.0, float(errors[best.strength] - errors[now]))))
+            now = best.strength
 
 
 def run(
@@ -235,3 +305,14 @@ def _why_not(plan: Plan, layout: Layout, limit: _Limit) -> str | None:
 
 def _because(choice: PlanChoice, reason: str) -> PlanChoice:
     return choice.model_copy(update={"reasons": (*choice.reasons, reason)})
+
+
+def full_cache(setting: Setting, layer: int, family: FamilyName) -> CachePolicy:
+    """Returns the cache of a family of a layer after requests for all of its units, those most worth DRAM the last."""
+    artifact, plan = setting.artifact, setting.plan
+    alone = plan.model_copy(update={"parts": tuple(part for part in plan.parts if part.layer == layer)})
+    cache = parts_of(artifact, alone)[layer, family].cache
+    for ids in filling_requests(artifact.rank(layer, family)):
+        cache.serve(ids)
+    cache.reset()
+    return cache
