@@ -19,8 +19,7 @@ from coldpress.compiler.activity.forward import LayerStream
 from coldpress.compiler.activity.rounded import Rounded
 from coldpress.compiler.io import Workspace, save_arrays
 from coldpress.compiler.stages import distill
-from coldpress.compiler.stages.distill import DistillConfig
-from coldpress.compiler.stages.distill._recipe import Recipe
+from coldpress.compiler.stages.distill import DistillConfig, Recipe
 from coldpress.runtime.plugins import load, options_of
 from coldpress.runtime.sparsity import Selector
 from coldpress.schemas.families import num_units
@@ -93,7 +92,7 @@ def trained(case: Case, variant: str, sparsity: float, config: DistillConfig) ->
 
 def _unmasked(case: Case, asked: Sparsity, config: DistillConfig, work: Workspace) -> Model:
     """Trains as the stage does, without masks, and keeps the last state: its KL to the dense model can only grow."""
-    from coldpress.compiler.stages.distill._recipe import Task
+    from coldpress.compiler.stages.distill import Task
     from coldpress.compiler.training.course import Course
     from coldpress.compiler.training.loop import States, train
     from coldpress.compiler.training.source import Source

@@ -29,8 +29,8 @@ def export(artifact: Path, file: Path) -> None:
     if file.exists():
         return
     from coldpress.compiler.stages.export import gguf
-    from coldpress.compiler.stages.export._gguf_options import Options
     from coldpress.compiler.stages.export._stored import StoredModel
+    from coldpress.compiler.stages.export.gguf import Options
 
     opened = open_artifact(artifact)
     spec = opened.manifest.model.model_copy(update={"hidden_act": "silu"})

@@ -8,8 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from coldpress.compiler.stages.export import TARGETS, exported
-from coldpress.compiler.stages.export._target import Target
+from coldpress.compiler.stages.export import TARGETS, Target, exported
 from coldpress.runtime import plugins
 from coldpress.runtime.artifact.reader import open_artifact
 from coldpress.runtime.cli.declaration import FILE, PLACE, argument, command, option, switch

@@ -17,10 +17,10 @@ TENSOR = gguf.MODEL_TENSOR
 @dataclass(frozen=True)
 class Architecture:
     name: str
-    activations: tuple[Activation, ...]
+    activations: tuple[Activation, ...] = ("silu",)
     """Those that it computes; its gelu is a table of fp16 values, as near to either form of gelu."""
-    gated: bool
-    neighbours: bool
+    gated: bool = True
+    neighbours: bool = False
     """True if dimensions 2i and 2i + 1 of a head are rotated together, instead of i and i + head_dim / 2."""
     biases: frozenset[str] = frozenset()
     """Modules that may have a bias."""
@@ -61,7 +61,6 @@ QKV = frozenset(("q_proj", "k_proj", "v_proj"))
 ATTENTION = QKV | {"o_proj"}
 MLP = frozenset(("gate_proj", "up_proj", "down_proj"))
 TWO = frozenset(("up_proj", "down_proj"))
-SILU: tuple[Activation, ...] = ("silu",)
 GELU: tuple[Activation, ...] = ("gelu", "gelu_tanh")
 RELU2: tuple[Activation, ...] = ("relu2",)
 FUSED_QKV = {"qkv_proj": ("q_proj", "k_proj", "v_proj")}
@@ -88,28 +87,18 @@ LARGEST_GEMMA = {"gemma2": 46, "gemma3": 62}
 """Layers of the models of 27 billion weights, whose scores llama.cpp divides by the root of hidden_size / heads."""
 FALCON_TWO_NORMS = {"input_layernorm": TENSOR.ATTN_NORM_2, "post_attention_layernorm": TENSOR.ATTN_NORM}
 ARCHITECTURES = {
-    "llama": Architecture("llama", SILU, gated=True, neighbours=True, biases=ATTENTION | MLP, scaled=True),
-    "mistral": Architecture("llama", SILU, gated=True, neighbours=True, scaled=True),
-    "mixtral": Architecture("llama", SILU, gated=True, neighbours=True, scaled=True),
-    "olmoe": Architecture("olmoe", SILU, gated=True, neighbours=False, own_head=True, normed=False, extensions=EXPERTS),
-    "qwen2": Architecture("qwen2", SILU, gated=True, neighbours=False, biases=QKV),
-    "qwen3": Architecture("qwen3", SILU, gated=True, neighbours=False),
+    "llama": Architecture("llama", neighbours=True, biases=ATTENTION | MLP, scaled=True),
+    "mistral": Architecture("llama", neighbours=True, scaled=True),
+    "mixtral": Architecture("llama", neighbours=True, scaled=True),
+    "olmoe": Architecture("olmoe", own_head=True, normed=False, extensions=EXPERTS),
+    "qwen2": Architecture("qwen2", biases=QKV),
+    "qwen3": Architecture("qwen3"),
     "qwen2_moe": Architecture(
-        "qwen2moe",
-        SILU,
-        gated=True,
-        neighbours=False,
-        biases=QKV,
-        own_head=True,
-        normed=False,
-        extensions=EXPERTS | {"shared_intermediate_size"},
+        "qwen2moe", biases=QKV, own_head=True, normed=False, extensions=EXPERTS | {"shared_intermediate_size"}
     ),
-    "qwen3_moe": Architecture("qwen3moe", SILU, gated=True, neighbours=False, extensions=EXPERTS),
+    "qwen3_moe": Architecture("qwen3moe", extensions=EXPERTS),
     "glm4_moe": Architecture(
         "glm4moe",
-        SILU,
-        gated=True,
-        neighbours=False,
         biases=QKV,
         own_head=True,
         normed=None,
@@ -119,59 +108,41 @@ ARCHITECTURES = {
     ),
     "olmo2": Architecture(
         "olmo2",
-        SILU,
-        gated=True,
-        neighbours=False,
         own_head=True,
         modules={
             "post_attention_layernorm": TENSOR.ATTN_POST_NORM,
             "post_feedforward_layernorm": TENSOR.FFN_POST_NORM,
         },
     ),
-    "phi3": Architecture("phi3", SILU, gated=True, neighbours=False, longrope=True, fused=FUSED_QKV | GATE_UP),
+    "phi3": Architecture("phi3", longrope=True, fused=FUSED_QKV | GATE_UP),
     "arcee": Architecture("arcee", RELU2, gated=False, neighbours=True),
-    "nemotron": Architecture("nemotron", RELU2, gated=False, neighbours=False, own_head=True, layer_norm=True),
-    "granite": Architecture(
-        "granite", SILU, gated=True, neighbours=True, biases=ATTENTION | MLP, scaled=True, extensions=FACTORS
-    ),
+    "nemotron": Architecture("nemotron", RELU2, gated=False, own_head=True, layer_norm=True),
+    "granite": Architecture("granite", neighbours=True, biases=ATTENTION | MLP, scaled=True, extensions=FACTORS),
     "granitemoe": Architecture(
-        "granitemoe", SILU, gated=True, neighbours=True, biases=ATTENTION, scaled=True, extensions=FACTORS | EXPERTS
+        "granitemoe", neighbours=True, biases=ATTENTION, scaled=True, extensions=FACTORS | EXPERTS
     ),
-    "smollm3": Architecture(
-        "smollm3", SILU, gated=True, neighbours=True, scaled=True, extensions=frozenset(("layer_rotary",))
-    ),
-    "gemma2": Architecture(
-        "gemma2",
-        GELU,
-        gated=True,
-        neighbours=False,
-        extensions=GEMMA | {"attention_softcap", "logits_softcap"},
-        windows=True,
-    ),
-    "gemma3_text": Architecture(
-        "gemma3", GELU, gated=True, neighbours=False, extensions=GEMMA | {"layer_rotary"}, windows=True
-    ),
+    "smollm3": Architecture("smollm3", neighbours=True, scaled=True, extensions=frozenset({"layer_rotary"})),
+    "gemma2": Architecture("gemma2", GELU, extensions=GEMMA | {"attention_softcap", "logits_softcap"}, windows=True),
+    "gemma3_text": Architecture("gemma3", GELU, extensions=GEMMA | {"layer_rotary"}, windows=True),
     "phi": Architecture(
         "phi2",
         GELU,
         gated=False,
-        neighbours=False,
         biases=ATTENTION | TWO | {"lm_head"},
         own_head=True,
         layer_norm=True,
-        extensions=frozenset(("residual",)),
+        extensions=frozenset({"residual"}),
         residuals=("parallel_shared",),
     ),
     "gpt_neox": Architecture(
         "gptneox",
         GELU,
         gated=False,
-        neighbours=False,
         biases=TWO | {"qkv_proj", "o_proj"},
         required=frozenset(("q_proj", "o_proj")),
         own_head=True,
         layer_norm=True,
-        extensions=frozenset(("residual",)),
+        extensions=frozenset({"residual"}),
         residuals=("parallel", "sequential"),
         fused=FUSED_QKV,
     ),
@@ -179,28 +150,21 @@ ARCHITECTURES = {
         "falcon",
         GELU,
         gated=False,
-        neighbours=False,
         layer_norm=True,
-        extensions=frozenset(("residual",)),
+        extensions=frozenset({"residual"}),
         residuals=("parallel", "parallel_shared"),
         fused=FUSED_QKV,
     ),
     "stablelm": Architecture(
         "stablelm",
-        SILU,
-        gated=True,
-        neighbours=False,
         biases=QKV,
         own_head=True,
         layer_norm=True,
-        extensions=frozenset(("residual",)),
+        extensions=frozenset({"residual"}),
         residuals=("sequential", "parallel_shared"),
     ),
     "deepseek_v2": Architecture(
         "deepseek2",
-        SILU,
-        gated=True,
-        neighbours=False,
         extensions=EXPERTS | LATENT | {"router_scaling", "shared_intermediate_size", "rotary_pairs", "attention_scale"},
         modules={
             "k_proj": TENSOR.ATTN_KV_A_MQA,
@@ -212,23 +176,15 @@ ARCHITECTURES = {
         yarn=True,
     ),
     "glm4": Architecture(
-        "glm4",
-        SILU,
-        gated=True,
-        neighbours=False,
-        biases=QKV,
-        extensions=frozenset(("norm_placement.around", "rotary_pairs")),
-        fused=GATE_UP,
+        "glm4", biases=QKV, extensions=frozenset(("norm_placement.around", "rotary_pairs")), fused=GATE_UP
     ),
     "gpt_oss": Architecture(
         "gpt-oss",
         ("swiglu_oai",),
-        gated=True,
-        neighbours=False,
         biases=ATTENTION | MLP | {"router"},
         own_head=True,
         yarn=True,
-        extensions=frozenset(("attention_sinks",)),
+        extensions=frozenset({"attention_sinks"}),
         modules={"post_attention_layernorm": TENSOR.ATTN_POST_NORM, "attention": TENSOR.ATTN_SINKS},
         windows=True,
     ),

@@ -31,7 +31,7 @@ from coldpress.runtime.artifact.tensor_files import TensorEntry
 from coldpress.schemas.base import Record
 from coldpress.schemas.config import Key
 from coldpress.schemas.errors import ColdpressError, clipped
-from coldpress.schemas.gram import Importance, LayerImportance
+from coldpress.schemas.gram import Importance, LayerArrays
 from coldpress.schemas.model import Model
 from coldpress.schemas.preflight import StageNeeds
 
@@ -201,7 +201,7 @@ def run(config: ImportanceConfig, model: Model, work: Workspace) -> Importance:
     path = Path(config.imatrix)
     found = open_imatrix(path)
     layers = tuple(
-        LayerImportance(layer=layer, arrays=work.save(f"layer-{layer}", _layer(found, model, layer)))
+        LayerArrays(layer=layer, arrays=work.save(f"layer-{layer}", _layer(found, model, layer)))
         for layer in range(model.spec.num_hidden_layers)
     )
     size = 0 if model.spec.tie_word_embeddings else model.tensors["lm_head.weight"].shape[1]

@@ -18,10 +18,9 @@ from coldpress.compiler.activity.forward import LayerStream
 from coldpress.compiler.activity.layer_counts import Activity
 from coldpress.compiler.io import Workspace
 from coldpress.compiler.stages import ingest
-from coldpress.compiler.stages.allocate import AllocateConfig, _densities, dip, global_threshold, greedy, run, uniform
-from coldpress.compiler.stages.allocate._magnitudes import Magnitudes
+from coldpress.compiler.stages.allocate import AllocateConfig, _division, dip, global_threshold, greedy, run, uniform
 from coldpress.compiler.stages.allocate._rules import Fit, MeasuredLosses
-from coldpress.compiler.stages.allocate._task import Key, Shares
+from coldpress.compiler.stages.allocate._task import Key, Magnitudes, Shares
 from coldpress.compiler.stages.ingest import IngestConfig
 from coldpress.runtime.sparsity import topk
 from coldpress.schemas.activations import Activations
@@ -379,12 +378,12 @@ def test_the_density_of_a_mixture_is_of_the_experts_that_a_token_uses(share: flo
         m_max=share * 1000,
         s_m=1000,
     )
-    assert _densities._wanted(question) == pytest.approx(max(density, _densities.MIN_DENSITY))
+    assert _division._wanted(question) == pytest.approx(max(density, _division.MIN_DENSITY))
 
 
-@pytest.mark.parametrize(("share", "density"), [(0.5, 0.5), (0.3, 1 / 3 + 2 / 3 * _densities.MIN_DENSITY)])
+@pytest.mark.parametrize(("share", "density"), [(0.5, 0.5), (0.3, 1 / 3 + 2 / 3 * _division.MIN_DENSITY)])
 def test_a_budget_never_asks_for_less_than_a_selector_reaches(share: float, density: float) -> None:
     """The gate, a third of the MLP, stays in DRAM."""
     asked = {"method": "gate", "density": None, "families": ("up_down",)}
     question: Any = SimpleNamespace(**asked, spec=tiny_spec(), m_max=share * 1000, s_m=1000)
-    assert _densities._wanted(question) == pytest.approx(density)
+    assert _division._wanted(question) == pytest.approx(density)

@@ -10,9 +10,8 @@ import torch
 from coldpress.compiler.checkpoint.headers import read_header
 from coldpress.compiler.checkpoint.tensors import read_role, stored_dtype
 from coldpress.compiler.stages import distill
-from coldpress.compiler.stages.distill import run
+from coldpress.compiler.stages.distill import Recipe, Task, run
 from coldpress.compiler.stages.distill._masks import masks_of
-from coldpress.compiler.stages.distill._recipe import Recipe, Task
 from coldpress.compiler.training.loop import loss_of
 from coldpress.compiler.training.memory import Size
 from coldpress.compiler.training.source import Source

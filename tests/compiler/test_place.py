@@ -12,8 +12,15 @@ from coldpress.compiler.io import load_arrays
 from coldpress.compiler.seconds import Reading
 from coldpress.compiler.stages.allocate import with_ladder
 from coldpress.compiler.stages.place import PlaceConfig, _flash_seconds, choose_share, counts_of, run
-from coldpress.compiler.stages.place._program import Problem, bytes_of, make_group, min_units, units_of
-from coldpress.compiler.stages.place._search import Solution, search
+from coldpress.compiler.stages.place._program import (
+    Problem,
+    Solution,
+    bytes_of,
+    make_group,
+    min_units,
+    search,
+    units_of,
+)
 from coldpress.runtime.cache import Known, make
 from coldpress.runtime.store import planner
 from coldpress.schemas.errors import ColdpressError

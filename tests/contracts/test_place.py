@@ -13,10 +13,10 @@ from coldpress.compiler.stages.place._program import (
     bytes_of,
     is_pinned,
     make_group,
+    search,
     units_of,
     value_of,
 )
-from coldpress.compiler.stages.place._search import search
 from tests.support.placements import Layer, optimum
 
 

@@ -8,8 +8,8 @@ import pytest
 from coldpress.compiler.architectures import Architecture
 from coldpress.compiler.rounding._weights import Algorithm
 from coldpress.compiler.stages.allocate._task import Rule
-from coldpress.compiler.stages.distill._recipe import Recipe
-from coldpress.compiler.stages.export._target import Target
+from coldpress.compiler.stages.distill import Recipe
+from coldpress.compiler.stages.export import Target
 from coldpress.compiler.stages.order._task import Heuristic
 from coldpress.runtime.cache import CachePolicy
 from coldpress.runtime.drafts import Draft

@@ -5,8 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from coldpress.compiler.stages.allocate._magnitudes import Magnitudes
-from coldpress.compiler.stages.allocate._task import Key, Shares, Task
+from coldpress.compiler.stages.allocate._task import Key, Magnitudes, Shares, Task
 
 RNG = np.random.default_rng(5)
 

@@ -17,9 +17,7 @@ from coldpress.compiler.activity.forward import LayerStream
 from coldpress.compiler.activity.unit_statistics import UnitStatistics, all_statistics
 from coldpress.compiler.activity.variants import Variant, compare, last_hidden
 from coldpress.compiler.io import Workspace, digest, load_arrays
-from coldpress.compiler.stages.allocate._densities import over_layers
-from coldpress.compiler.stages.allocate._magnitudes import Magnitudes
-from coldpress.compiler.stages.allocate._task import Key, Rule, Shares, Task
+from coldpress.compiler.stages.allocate._task import Key, Magnitudes, Rule, Shares, Task
 from coldpress.runtime.plugins import load
 from coldpress.runtime.sparsity import Selector
 from coldpress.schemas.activations import Activations
@@ -237,3 +235,9 @@ class _Known:
         count = max(1, self._config.allocation_tokens // blocks[0].shape[1])
         stream, _ = stream_of(self._config, inputs.model, inputs.threads)
         return MeasuredLosses(stream, selector, fit, blocks[0][:count], blocks[1][:count], inputs.work)
+
+
+def over_layers(family: str, spec: ModelSpec, having: Mapping[int, float]) -> tuple[float, ...]:
+    """Returns the density of every layer; a layer without units of the family counts as one that uses all."""
+    whole = used_share(family, spec)
+    return tuple(having.get(layer, whole) for layer in range(spec.num_hidden_layers))

@@ -9,19 +9,20 @@ fit into this machine's memory is refused with figures, before anything is loade
 """
 
 import logging
-from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any
+from abc import abstractmethod
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated, Any, Generic
 
 from pydantic import Field
+from typing_extensions import TypeVar
 
 from coldpress.compiler.activity.forward import choose_device
 from coldpress.compiler.io import Workspace
 from coldpress.compiler.shared_settings import DeviceSetting, TrainingSetting
-from coldpress.compiler.stages.distill._recipe import Recipe
 from coldpress.compiler.training.course import Course
 from coldpress.compiler.training.memory import PROCESS_BYTES, Size, check_memory, check_one_mlp
-from coldpress.runtime.plugins import load, options_of
-from coldpress.schemas.base import Options, PositiveCount
+from coldpress.runtime.plugins import PluginBase, load, options_of
+from coldpress.schemas.base import Options, PositiveCount, Record
 from coldpress.schemas.config import Key, OptionsOf
 from coldpress.schemas.corpus import Corpus
 from coldpress.schemas.model import Model
@@ -30,9 +31,40 @@ from coldpress.schemas.sparsity import Sparsity
 
 if TYPE_CHECKING:
     from coldpress.compiler.needs import Build
+    from coldpress.compiler.stages.distill._masks import Mask
+    from coldpress.compiler.training.lesson import Lesson
+    from coldpress.compiler.training.source import Source
 
 LOG = logging.getLogger(__name__)
 RECIPES = "coldpress.compiler.stages.distill"
+OptionsT = TypeVar("OptionsT", bound=Record, default=Any)
+
+
+@dataclass(frozen=True)
+class Task:
+    source: "Source"
+    sparsity: Sparsity
+    masks: "tuple[Mask, ...]"
+    seed: int
+    device: str
+    recompute: bool
+    """True if the backward pass recomputes each layer instead of storing its inner values."""
+
+
+class Recipe(PluginBase, Generic[OptionsT]):
+    """A way for a model to learn from its own dense self. The base class of all recipes."""
+
+    @abstractmethod
+    def ram_bytes(self, size: Size, options: OptionsT) -> int:
+        """Returns the bytes of memory that training takes."""
+
+    @abstractmethod
+    def state_bytes(self, size: Size, options: OptionsT) -> int:
+        """Returns the bytes of one state that an interrupted run leaves on disk."""
+
+    @abstractmethod
+    def prepare(self, task: Task, options: OptionsT) -> "Lesson":
+        """Builds teacher and student, and says which parameters train."""
 
 
 class DistillConfig(DeviceSetting, TrainingSetting):
@@ -100,7 +132,6 @@ def run(
     size = Size.of(model, corpus, course.threads, sparsity.families, sparsity.format)
     others = "" if config.recipe == "lora" else "recipe=lora, "
     check_memory(course, ram_bytes(size, config.recipe, config.options), size, device, others)
-    from coldpress.compiler.stages.distill._recipe import Task
     from coldpress.compiler.training.loop import learned
     from coldpress.compiler.training.source import Source
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from coldpress.compiler.stages.distill._recipe import Recipe
+from coldpress.compiler.stages.distill import Recipe
 from coldpress.compiler.training import adapters
 from coldpress.compiler.training.memory import Size
 from coldpress.schemas.base import PositiveCount, Record
@@ -20,7 +20,7 @@ from coldpress.schemas.model import ModelSpec
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from coldpress.compiler.stages.distill._recipe import Task
+    from coldpress.compiler.stages.distill import Task
     from coldpress.compiler.training.lesson import Lesson
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from coldpress.compiler.stages.distill._recipe import Recipe
+from coldpress.compiler.stages.distill import Recipe
 from coldpress.compiler.training.memory import Size
 from coldpress.schemas.base import Record
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from coldpress.compiler.stages.distill._recipe import Task
+    from coldpress.compiler.stages.distill import Task
     from coldpress.compiler.training.lesson import Lesson
 
 

@@ -6,20 +6,24 @@ would compute differently is refused in one sentence.
 """
 
 import logging
+from abc import abstractmethod
+from collections.abc import Mapping
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Generic
 
 from pydantic import Field
+from typing_extensions import TypeVar
 
 from coldpress.compiler.io import replacing, sha256_of
 from coldpress.compiler.publishing import standing
 from coldpress.compiler.stages.export._stored import StoredModel
-from coldpress.compiler.stages.export._target import Target
 from coldpress.runtime.artifact.reader import Artifact, open_artifact
-from coldpress.runtime.plugins import load, options_of
+from coldpress.runtime.plugins import PluginBase, load, options_of
 from coldpress.schemas.base import Options, Record
 from coldpress.schemas.config import Key, OptionsOf
+from coldpress.schemas.families import FormatName
+from coldpress.schemas.model import ModelSpec
 from coldpress.schemas.package import Exported, Package
 from coldpress.schemas.preflight import StageNeeds
 
@@ -28,6 +32,32 @@ if TYPE_CHECKING:
 
 LOG = logging.getLogger(__name__)
 TARGETS = "coldpress.compiler.stages.export"
+OptionsT = TypeVar("OptionsT", bound=Record, default=Any)
+
+
+class Target(PluginBase, Generic[OptionsT]):
+    """Writes a compiled model for another engine. The base class of all export formats."""
+
+    @abstractmethod
+    def check(self, spec: ModelSpec) -> None:
+        """Refuses a model by its shape and its arithmetic alone, before anything is built.
+
+        Raises:
+            ColdpressError: if the other engine would compute something else.
+        """
+
+    @abstractmethod
+    def write(self, model: StoredModel, options: OptionsT, path: Path) -> list[str]:
+        """Writes the file; returns the names of the tensors whose values were rounded again.
+
+        Raises:
+            ColdpressError: if the other engine would compute something else.
+        """
+
+    @abstractmethod
+    def disk_bytes(self, shapes: Mapping[str, tuple[int, ...]], stored: FormatName, options: OptionsT) -> int:
+        """Returns the bytes of the file's tensors. `shapes` are those of all tensors of the model, by role, a tied head
+        being its embedding; `stored` is the build's format."""
 
 
 class ExportConfig(Record):

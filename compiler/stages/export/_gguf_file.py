@@ -10,10 +10,10 @@ import gguf
 import numpy as np
 
 from coldpress.compiler.llama_cpp.architectures import Architecture
-from coldpress.compiler.llama_cpp.formats import formats, type_of
+from coldpress.compiler.llama_cpp.types import formats, type_of
 from coldpress.compiler.stages.export import _gguf_vocabulary, _llama_cpp
-from coldpress.compiler.stages.export._gguf_options import Options, fits
 from coldpress.compiler.stages.export._stored import StoredModel, StoredTensor
+from coldpress.compiler.stages.export.gguf import Options, fits
 from coldpress.runtime import plugins
 from coldpress.runtime.quantization import Format
 

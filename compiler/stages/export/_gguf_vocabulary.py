@@ -11,6 +11,7 @@ from typing import Any
 
 import gguf
 
+from coldpress.compiler.llama_cpp.splits import LLAMA3, QWEN2, SPLITS
 from coldpress.runtime.artifact import strict_json
 from coldpress.runtime.artifact.errors import JsonError, short
 from coldpress.runtime.artifact.reader import Artifact
@@ -18,13 +19,8 @@ from coldpress.runtime.text.process import TOKENIZER_FILE
 from coldpress.runtime.text.tokenizer import TextCodec
 from coldpress.schemas.errors import ColdpressError
 
-CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
-REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-SPLITS = {
-    rf"{CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}|{REST}": ("llama-bpe", True),
-    rf"{CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}|{REST}": ("qwen2", False),
-}
-"""Expression -> (llama.cpp's name for it, whether a whole word that is a token stays whole regardless of merges)."""
+NAMES = {LLAMA3: "llama-bpe", QWEN2: "qwen2"}
+"""Expression -> llama.cpp's name for it."""
 SPACE = "▁"
 METASPACE = {"type": "Metaspace", "replacement": SPACE, "prepend_scheme": "never", "split": False}
 REMEDY = "give gguf_tokenizer=false for a file that takes token ids alone"
@@ -111,8 +107,9 @@ def _split_name(found: Json) -> str:
         raise _refused(f"its pre-tokenizer ends with {short(last)}, expected bytes without a space in front")
     if len(parts) == 1 and last.get("use_regex", True):
         expected, name = False, "gpt-2"
-    elif len(parts) == 2 and not last.get("use_regex", True) and _expression(parts[0]) in SPLITS:
-        name, expected = SPLITS[_expression(parts[0])]
+    elif len(parts) == 2 and not last.get("use_regex", True) and _expression(parts[0]) in NAMES:
+        name = NAMES[_expression(parts[0])]
+        expected = SPLITS[name].keeps_words
     else:
         raise _refused(f"no known expression splits text like its pre-tokenizer {short(parts[0])}")
     if ignores != expected or normalizer not in (None, *(["NFC"] if name == "qwen2" else [])):

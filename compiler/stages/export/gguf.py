@@ -1,6 +1,6 @@
 """gguf: writes the model as one GGUF file, which llama.cpp loads.
 
-GGUF has a type for each format (compiler/llama_cpp/formats.py): rows are copied, bit for bit. A matrix
+GGUF has a type for each format (compiler/llama_cpp/types.py): rows are copied, bit for bit. A matrix
 encoded by column (so that columns can be read one by one) is decoded and encoded again along its input, which rounds a
 second time; the file lists such tensors under `coldpress.rounded_tensors`. GGUF has no padded rows: a matrix whose rows
 are not whole blocks becomes F16. All experts of a layer form one tensor, which is listed if one of its matrices was
@@ -11,14 +11,33 @@ for which architecture.
 from collections.abc import Mapping
 from math import prod
 from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
 
 from coldpress.compiler.cost_model import slice_bytes, stored_format
-from coldpress.compiler.llama_cpp.formats import formats, type_of
-from coldpress.compiler.stages.export._gguf_options import Options, fits
+from coldpress.compiler.llama_cpp.types import BLOCKS, formats, type_of
+from coldpress.compiler.stages.export import Target
 from coldpress.compiler.stages.export._stored import StoredModel
-from coldpress.compiler.stages.export._target import Target
+from coldpress.schemas.base import Record
 from coldpress.schemas.families import FormatName
 from coldpress.schemas.model import ModelSpec
+
+
+def fits(type_name: str, length: int) -> bool:
+    """Tells whether rows of `length` values are whole blocks of a GGUF type: GGUF's rows are not padded."""
+    return length % BLOCKS[type_name][0] == 0
+
+
+class Options(Record):
+    """How the weights are written."""
+
+    gguf_type: Literal["stored", "F16", "Q8_0", "Q4_0"] = Field(
+        default="stored", description="type of the matrices in a GGUF file; stored: each as the artifact has it"
+    )
+    gguf_tokenizer: bool = Field(
+        default=True, description="whether a GGUF file has the tokenizer; without, it takes token ids alone"
+    )
 
 
 class Plugin(Target[Options]):

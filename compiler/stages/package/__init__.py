@@ -28,8 +28,8 @@ from coldpress.compiler.stages.package.joined import (
     predictors_to_write,
     resident_to_write,
     tables_to_write,
+    write_tensors,
 )
-from coldpress.compiler.stages.package.safetensors import write_tensors
 from coldpress.runtime.artifact.reader import open_artifact
 from coldpress.schemas import __version__
 from coldpress.schemas.base import Record

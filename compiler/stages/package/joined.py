@@ -1,7 +1,12 @@
 """Collects the tensors of an artifact's files from the records, and checks that these belong together: one method, one
-format, every layer once, predictors of these weights."""
+format, every layer once, predictors of these weights; and writes safetensors files as a stream.
 
-from collections.abc import Iterator
+The library's writer needs all tensors in memory and is not reproducible with several metadata keys; the format itself
+is a length, a JSON header and the bytes. Tensors with larger elements come first, so that each starts at a multiple of
+its element size; ties go by name.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,9 +14,10 @@ import numpy as np
 from coldpress.compiler.activity.choice import selector_arrays
 from coldpress.compiler.io import load_arrays
 from coldpress.compiler.stages.package.flash import is_permutation
+from coldpress.compiler.stages.package.hashing import HashingFile
 from coldpress.compiler.stages.package.mapped import MappedArray
-from coldpress.compiler.stages.package.safetensors import TensorToWrite, of_array
 from coldpress.runtime.artifact.contents import nbytes, selector_tensor
+from coldpress.runtime.artifact.tensor_files import make_header
 from coldpress.schemas.base import ArrayFile
 from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.layout import Layout, RowTable, Section
@@ -22,6 +28,41 @@ from coldpress.schemas.plans import Plans
 from coldpress.schemas.predictors import LayerPredictor, Predictors
 from coldpress.schemas.quantized import LayerCodes, Quantized, ResidentTensor
 from coldpress.schemas.sparsity import Sparsity
+
+
+@dataclass(frozen=True)
+class TensorToWrite:
+    """A tensor whose values are loaded when its turn comes."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    load: Callable[[], np.ndarray | MappedArray]
+
+
+def of_array(name: str, array: np.ndarray) -> TensorToWrite:
+    return TensorToWrite(name, array.dtype.name, array.shape, lambda: array)
+
+
+def write_tensors(file: HashingFile, tensors: Iterable[TensorToWrite]) -> None:
+    """Writes a whole safetensors file, little-endian, without metadata.
+
+    Raises:
+        ColdpressError: if a loaded tensor does not have the shape and type in the header.
+    """
+    ordered = sorted(tensors, key=lambda tensor: (-np.dtype(tensor.dtype).itemsize, tensor.name))
+    header, _ = make_header((tensor.name, tensor.dtype, tensor.shape) for tensor in ordered)
+    file.write(header)
+    for tensor in ordered:
+        loaded = tensor.load()
+        values = loaded.values if isinstance(loaded, MappedArray) else loaded
+        if values.dtype.name != tensor.dtype or values.shape != tensor.shape:
+            raise ColdpressError(
+                f"tensor {tensor.name} is {values.dtype} {list(values.shape)}, expected {tensor.dtype} "
+                f"{list(tensor.shape)}; its record was made for another model or format: run its stage again"
+            )
+        data = np.ascontiguousarray(values, np.dtype(tensor.dtype).newbyteorder("<"))
+        file.write(data, loaded.copied if isinstance(loaded, MappedArray) else None)
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ experts are used more often than others, which other placements and caches explo
 read ahead while a layer computes, nothing waits for a first byte: then every layer has as many pinned units (`evenly`),
 so that all of them read and compute for equally long.
 
-The program is in _program.py, and how it is solved in _search.py.
+The program and its solution are in _program.py.
 """
 
 import logging
@@ -53,10 +53,10 @@ from coldpress.compiler.stages.place._program import (
     make_group,
     min_units,
     rank_of,
+    search,
     units_of,
     value_of,
 )
-from coldpress.compiler.stages.place._search import search
 from coldpress.runtime.cache import CachePolicy, Known, make
 from coldpress.runtime.extents import span_bytes
 from coldpress.runtime.plan.budget import Claim, cache_slots
