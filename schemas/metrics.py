@@ -249,7 +249,7 @@ class PlanFigures(Record):
 
 
 class PlanDrafts(Record):
-    """Drafts of a plan's own in a greedy continuation of test text (compiler/stages/verify/plans.py)."""
+    """Drafts of a plan's own in a greedy continuation of test text (compiler/stages/verify/decoded.py)."""
 
     plan: str
     draft: DraftName

@@ -9,7 +9,7 @@ from typing import Any
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
-from coldpress.compiler.stages.export._gguf_vocabulary import SPLITS
+from coldpress.compiler.stages.export._gguf_file import SPLITS
 from coldpress.runtime.artifact.reader import open_artifact
 from coldpress.runtime.plan.budget import least_budget_bytes
 from tests.support.planted import write

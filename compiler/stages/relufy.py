@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from coldpress.compiler.needs import Build
-    from coldpress.compiler.training.lesson import Lesson
+    from coldpress.compiler.training.loop import Lesson
     from coldpress.compiler.training.source import Source
 
 OFF = "off"
@@ -154,7 +154,7 @@ def _changes(model: Model, spec: ModelSpec) -> dict[str, Any]:
 
 
 def _whole(source: "Source", student: "Source", size: Size, device: str) -> "Lesson":
-    from coldpress.compiler.training.lesson import Lesson
+    from coldpress.compiler.training.loop import Lesson
     from coldpress.compiler.training.source import recompute_layers
 
     teacher, learning = source.build(device).requires_grad_(False), student.build(device)
@@ -165,7 +165,7 @@ def _whole(source: "Source", student: "Source", size: Size, device: str) -> "Les
 
 def _adapted(source: "Source", student: "Source", config: RelufyConfig, size: Size, device: str) -> "Lesson":
     """Builds one model; as the teacher it runs with the source's activation and without adapters."""
-    from coldpress.compiler.training.lesson import Lesson
+    from coldpress.compiler.training.loop import Lesson
     from coldpress.compiler.training.source import recompute_layers
 
     found = adapters.Adapters.of(source, device, size.matrices, config.relufy_rank, 2 * config.relufy_rank, config.seed)

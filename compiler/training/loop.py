@@ -12,7 +12,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,7 +22,6 @@ from torch import Tensor, nn
 
 from coldpress.compiler.io import Workspace, load_arrays
 from coldpress.compiler.training.course import Course
-from coldpress.compiler.training.lesson import Lesson
 from coldpress.compiler.training.source import Source
 from coldpress.schemas.corpus import Corpus
 from coldpress.schemas.errors import ColdpressError
@@ -37,6 +36,47 @@ SHARES = tuple(count / 20 for count in range(10, 20))
 RunAll = Callable[..., Iterator[Any]]
 KEYS = ("training-0", "training-1")
 """The array files that hold an interrupted run's state, in turns: while one is written the other is complete."""
+as_it_is = nullcontext[None]
+"""A context in which the student runs unchanged."""
+
+
+def nothing_added() -> AbstractContextManager[list[Tensor]]:
+    return nullcontext([])
+
+
+@dataclass
+class Switch:
+    """Turns masks on and off; the teacher may be the student without them."""
+
+    on: bool = True
+
+
+@dataclass(frozen=True)
+class Lesson:
+    teacher: nn.Module
+    student: nn.Module
+    """Runs under its masks; may be the same model as the teacher."""
+    parameters: list[nn.Parameter]
+    """float32."""
+    weight: Callable[[str], Tensor]
+    """Tensor name -> the trained tensor to store."""
+    teach: Callable[[bool], None] = field(default=lambda _: None)
+    """Called with True before the teacher runs, and with False before the student does."""
+    running: Callable[[], AbstractContextManager[None]] = as_it_is
+    """Context around every run of the student."""
+    masks: Switch = field(default_factory=Switch)
+    dense_share: float = 0.0
+    """Share of a step's blocks that the student runs without masks."""
+    cross_entropy: float = 0.0
+    """Share of the loss that is the text's own next tokens; the rest is the teacher's distribution."""
+    at_share: Callable[[Sequence[Tensor], float], None] | None = None
+    """(values of `parameters`, share): moves the student's weights that share of the way from the source's to those
+    values; None if the weights cannot move back."""
+    kept_gain: float = 1.0
+    """Share of the gain on validation text that must remain when weights are moved back; 1 moves nothing."""
+    watched: Callable[[], AbstractContextManager[list[Tensor]]] = nothing_added
+    """Context around a forward pass of the student and its backward pass, in the thread that runs it; yields what the
+    pass adds to the loss, in the order of layers."""
 
 
 @dataclass

@@ -12,7 +12,7 @@ from gguf.quants import dequantize
 from coldpress.compiler.checkpoint.tensors import read_role, rotary_inv_freq
 from coldpress.compiler.io import Workspace
 from coldpress.compiler.stages import export, ingest
-from coldpress.compiler.stages.export import ExportConfig, _llama_cpp, _llama_cpp_rotary
+from coldpress.compiler.stages.export import ExportConfig, _llama_cpp
 from coldpress.compiler.stages.export import gguf as gguf_target
 from coldpress.compiler.stages.ingest import IngestConfig
 from coldpress.runtime import plugins
@@ -412,7 +412,7 @@ def test_yarn_s_settings_give_the_artifact_s_frequencies(base, factor, context, 
         config.head_dim = width
         return ROPE_INIT_FUNCTIONS["yarn"](config, "cpu")[0].numpy().astype(np.float64)
 
-    found = _llama_cpp_rotary.yarn_of(made(base, factor, context))
+    found = _llama_cpp.yarn_of(made(base, factor, context))
     assert found is not None
     np.testing.assert_allclose(
         made(found.base, found.factor, found.context_length), made(base, factor, context), rtol=2e-6

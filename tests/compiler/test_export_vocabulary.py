@@ -10,7 +10,7 @@ from typing import Any
 import gguf
 import pytest
 
-from coldpress.compiler.stages.export import _gguf_vocabulary
+from coldpress.compiler.stages.export import _gguf_file
 from coldpress.runtime.artifact.reader import open_artifact
 from coldpress.runtime.text.tokenizer import TextCodec
 from coldpress.schemas.errors import ColdpressError
@@ -58,7 +58,7 @@ def byte_level(tmp_path: Any) -> tuple[Any, Any]:
 
 def exported(artifact: Any, file: Any) -> dict[str, Any]:
     writer = gguf.GGUFWriter(file, "llama")
-    _gguf_vocabulary.add(writer, artifact)
+    _gguf_file.add_vocabulary(writer, artifact)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
@@ -221,7 +221,7 @@ def test_an_artifact_without_a_tokenizer_is_told_so(tmp_path):
     with pytest.raises(
         ColdpressError, match=r"the artifact has no tokenizer/tokenizer\.json; give gguf_tokenizer=false"
     ):
-        _gguf_vocabulary.add(gguf.GGUFWriter(None, "llama"), open_artifact(artifact.path))
+        _gguf_file.add_vocabulary(gguf.GGUFWriter(None, "llama"), open_artifact(artifact.path))
 
 
 @pytest.mark.needs_data

@@ -7,7 +7,7 @@ from coldpress.compiler.activity.held_out import Window
 from coldpress.compiler.io import save_arrays
 from coldpress.compiler.stages.allocate import with_ladder
 from coldpress.compiler.stages.plan import _search, plan_names
-from coldpress.compiler.stages.plan._replay import Known, Measured, Replay
+from coldpress.compiler.stages.plan._search import Known, Measured, Replay
 from coldpress.runtime.artifact.checks import check_manifest
 from coldpress.runtime.plan.budget import holds_everything, least_budget_bytes, refit, used_bytes
 from coldpress.schemas.activations import Activations, FamilyStatistics, LayerStatistics

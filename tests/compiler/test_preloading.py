@@ -7,7 +7,7 @@ import pytest
 
 from coldpress.compiler.io import load_arrays, save_arrays
 from coldpress.compiler.profiles import PROFILES
-from coldpress.compiler.stages.plan import _replay, preloading
+from coldpress.compiler.stages.plan import _search, preloading
 from coldpress.runtime.plan.budget import used_bytes
 from coldpress.runtime.profiles.devices import read_device
 from coldpress.runtime.store.ahead_room import NOTHING, Ahead
@@ -85,7 +85,7 @@ def test_a_token_asks_for_what_calibration_saw_and_guesses_from_the_layer_before
 def test_caches_are_full_before_a_token_counts(given):
     """By all units of each part, those that deserve DRAM most last."""
     run = run_of(given, 0.75)
-    events = _replay.filling(run.setting(NOTHING))
+    events = _search.filling(run.setting(NOTHING))
     asked = [event.ids for event in events if (event.kind, event.layer, event.family) == (FETCH, 3, "mlp_mid")]
     assert sorted(np.concatenate(asked).tolist()) == list(range(72))
     rank = load_arrays(given[0][2].arrays)["rank.3.mlp_mid"]

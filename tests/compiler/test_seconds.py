@@ -212,7 +212,7 @@ def test_the_compiler_counts_seconds_in_one_place_and_no_benchmark_adds_memory_t
     theirs. A benchmark takes a request's seconds whole."""
     found = importing("compiler")
     assert found == {
-        "compiler/dense_stream.py": {"flash_seconds", "request_work"},
+        "compiler/dense_run.py": {"flash_seconds", "request_work"},
         "compiler/stages/order/_task.py": {"flash_seconds"},
         "compiler/stages/place/_program.py": {"flash_seconds"},
         "compiler/stages/preflight/budget.py": {"flash_seconds"},

@@ -32,7 +32,7 @@ from coldpress.schemas.sparsity import Sparsity
 if TYPE_CHECKING:
     from coldpress.compiler.needs import Build
     from coldpress.compiler.stages.distill._masks import Mask
-    from coldpress.compiler.training.lesson import Lesson
+    from coldpress.compiler.training.loop import Lesson
     from coldpress.compiler.training.source import Source
 
 LOG = logging.getLogger(__name__)

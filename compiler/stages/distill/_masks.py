@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from coldpress.compiler.activity import taps
 from coldpress.compiler.activity.choice import choice_of
 from coldpress.compiler.architectures._common import Modules
-from coldpress.compiler.training.lesson import Switch
+from coldpress.compiler.training.loop import Switch
 from coldpress.compiler.training.source import layers_of
 from coldpress.runtime.plugins import options_of
 from coldpress.schemas.families import Signal, activity_of, num_units

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from coldpress.compiler.stages.distill import Task
-    from coldpress.compiler.training.lesson import Lesson
+    from coldpress.compiler.training.loop import Lesson
 
 
 class Options(Record):
@@ -53,7 +53,7 @@ class Plugin(Recipe[Options]):
         from coldpress.compiler.stages.distill._masks import attach
         from coldpress.compiler.stages.distill._rounded_adapters import RoundedAdapters
         from coldpress.compiler.stages.distill._rounding import stored_matrices
-        from coldpress.compiler.training.lesson import Lesson, Switch, as_it_is
+        from coldpress.compiler.training.loop import Lesson, Switch, as_it_is
         from coldpress.compiler.training.source import recompute_layers
 
         source, roles = task.source, _pruned(task.source.model.spec, task.sparsity.families)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from coldpress.compiler.stages.distill import Task
-    from coldpress.compiler.training.lesson import Lesson
+    from coldpress.compiler.training.loop import Lesson
 
 
 class Options(Record):
@@ -53,7 +53,7 @@ class Plugin(Recipe[Options]):
 
         from coldpress.compiler.stages.distill._masks import attach
         from coldpress.compiler.stages.distill._rounding import Rounding
-        from coldpress.compiler.training.lesson import Lesson, Switch, as_it_is
+        from coldpress.compiler.training.loop import Lesson, Switch, as_it_is
         from coldpress.compiler.training.source import recompute_layers
 
         teacher, student = (task.source.build(task.device) for _ in range(2))

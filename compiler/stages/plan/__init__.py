@@ -26,8 +26,7 @@ from coldpress.compiler.stages.plan._division import (
     spared_bytes,
     with_pins,
 )
-from coldpress.compiler.stages.plan._replay import Known, replays
-from coldpress.compiler.stages.plan._search import Found, Given, gap_costs, search
+from coldpress.compiler.stages.plan._search import Found, Given, Known, gap_costs, replays, search
 from coldpress.runtime.drafts import NO_DRAFT
 from coldpress.runtime.plan import experts
 from coldpress.runtime.plan.budget import holds_everything

@@ -10,8 +10,7 @@ from functools import cached_property
 
 from coldpress.compiler.activity.choice import selector_arrays
 from coldpress.compiler.cost_model import kv_cache_bytes, predictor_bytes, resident_bytes
-from coldpress.compiler.dense_run import Buffers, buffers_of
-from coldpress.compiler.dense_stream import units_of_layer
+from coldpress.compiler.dense_run import Buffers, buffers_of, units_of_layer
 from coldpress.compiler.sections import bookkeeping_bytes
 from coldpress.runtime.plan.budget import Claim, cache_slots
 from coldpress.runtime.plugins import load

@@ -18,7 +18,7 @@ import numpy as np
 from coldpress.compiler import seconds
 from coldpress.compiler.activity.held_out import Window
 from coldpress.compiler.seconds import Key, Setting
-from coldpress.compiler.stages.plan._replay import FILLING, Known, filling
+from coldpress.compiler.stages.plan._search import FILLING, Known, filling
 from coldpress.runtime.store.ahead_room import NOTHING, Ahead, Reading, buffer_bytes, guessed_families, scattered
 from coldpress.runtime.store.resident import seconds_before
 from coldpress.runtime.trace import END, FETCH, NO_IDS, PRELOAD, Event

@@ -21,7 +21,17 @@ from coldpress.compiler.block_statistics import deviation, perplexity
 from coldpress.compiler.dense_run import dense_for
 from coldpress.compiler.io import load_arrays
 from coldpress.compiler.publishing import standing
-from coldpress.compiler.stages.verify.decoded import LANES, MAX_TOKENS, SESSIONS, Decoded, decode, is_dense
+from coldpress.compiler.stages.verify.decoded import (
+    LANES,
+    MAX_TOKENS,
+    NEW_TOKENS,
+    SESSIONS,
+    Decoded,
+    decode,
+    drafts_of_all,
+    figures_of_all,
+    is_dense,
+)
 from coldpress.compiler.stages.verify.divergence import (
     BUFFER_BYTES,
     Compared,
@@ -29,7 +39,6 @@ from coldpress.compiler.stages.verify.divergence import (
     SourceComparison,
     of_dense_run,
 )
-from coldpress.compiler.stages.verify.plans import NEW_TOKENS, drafts_of_all, figures_of_all
 from coldpress.runtime.artifact.integrity import verify_artifact
 from coldpress.runtime.artifact.reader import open_artifact
 from coldpress.runtime.drafts import NO_DRAFT
