@@ -58,7 +58,6 @@ def candidates(spec: ModelSpec, options: Options) -> tuple[str, ...]:
 
 
 def formats_for(named: str) -> tuple[str, ...]:
-    """Returns the formats that a build may have: the one that the user named, or all."""
     return (named,) if named != AUTO else tuple(plugins.names("coldpress.runtime.quantization"))
 
 
@@ -127,15 +126,13 @@ def caches_for(named: str) -> tuple[str, ...]:
 
 
 def routings_for(named: str, is_mixture: bool) -> tuple[str, ...]:
-    """Returns the ways of routing that a search may take besides the model's own: the one that the user named, or with
-    `auto` all; none for a model without experts."""
+    """Returns the ways of routing besides the model's own that a search may take; none for a model without experts."""
     names = plugins.names(PACKAGE) if named == AUTO else (named,)
     return tuple(name for name in names if is_mixture and load(PACKAGE, Routing, name).SEES_RESIDENCY)
 
 
 def drafts_for(named: str | None) -> tuple[str, ...]:
-    """Returns the drafts that `plan` may choose: the one that the user named, or with `auto` all that propose tokens
-    without a draft model; none without a name."""
+    """Returns the drafts that `plan` may choose: with `auto` all that propose tokens without a draft model."""
     if named is None:
         return ()
     if named != AUTO:
@@ -156,8 +153,7 @@ def own_options(method: str, options: Options) -> Options:
 
 
 def with_attention(options: Options, spec: ModelSpec, layers_per_group: int) -> Options | None:
-    """Returns the options of a dense run that streams attention, too; None if the user names its families, groups
-    layers, or the decoder cannot compute the model with them."""
+    """Returns the options of a dense run that streams attention, too; None if settings or the decoder forbid it."""
     found = {**own_options(DENSE, options), "families": "+".join((dense_family(spec), *ATTENTION))}
     if "families" in options or layers_per_group > 1:
         return None

@@ -165,7 +165,6 @@ def slice_bytes(length: int, format_name: FormatName) -> int:
 
 
 def unit_bytes(family: FamilyName, spec: ModelSpec, name: UnitFormat) -> int:
-    """Returns the bytes of one unit on flash: the sum of its slices."""
     return unit_nbytes(name, [slice_shape(piece, spec) for piece in slices(family, spec)])
 
 
@@ -197,8 +196,7 @@ def read_units(flash: Flash, unit_bytes: int, layers_per_group: int) -> np.ndarr
 def read_units_of(
     gap_bytes: float, page_bytes: int, least_bytes: float, overlap: float, unit_bytes: int, layers_per_group: int = 1
 ) -> np.ndarray:
-    """Returns what `read_units` returns, from a flash's break-even gap, its page, the bytes that pass during the first
-    byte's latency, and how far reads and bytes overlap."""
+    """Does as `read_units`, from break-even gap, page, bytes during the first byte's latency, and overlap."""
     stride_bytes = layers_per_group * unit_bytes
     edge_bytes = page_bytes - math.gcd(stride_bytes, page_bytes) - (stride_bytes - unit_bytes)
     return np.array([*(np.array([gap_bytes, edge_bytes, least_bytes]) / stride_bytes), overlap])

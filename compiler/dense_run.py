@@ -111,7 +111,6 @@ class Stream:
 
     @property
     def used_bytes(self) -> int:
-        """Bytes of a layer's units that a token uses."""
         return int(self.num_units * used_share(self.family, self.spec)) * self.unit_bytes
 
     @property
@@ -256,8 +255,7 @@ def dense_run(
 
 
 def _stream(spec: ModelSpec, device: DeviceProfile, formats: Formats, family: FamilyName) -> Stream:
-    """Returns the units of a dense run; where layers' formats differ, as if all were as large as in the mean, and as
-    fast as in the coarsest."""
+    """Returns a dense run's units; where formats differ, of the mean size and of the coarsest format's speed."""
     names = [format_at(formats, layer, family) for layer in layers_of(family, spec)]
     name = names[0] if len({*names}) == 1 else coarsest(formats)
     sizes = [unit_bytes(family, spec, one) for one in names]
@@ -352,7 +350,6 @@ def _token_s(run: DenseRun) -> float:
 
 
 def dense_for(model: Model, manifest: Manifest, plan: Plan, *, naive: bool = False) -> DenseRun | None:
-    """Returns the dense run that an artifact is compared with: same model, formats, device, and budget of `plan`."""
     shape = plan.context_length, plan.dram_budget_bytes, manifest.device, plan.kv_cache
     return dense_run(model, formats_of(manifest), *shape, naive=naive)
 

@@ -11,7 +11,7 @@ from coldpress.runtime.quantities import show_bytes
 from coldpress.runtime.sparsity import Selector
 from coldpress.schemas.device import UNCOMPUTED
 from coldpress.schemas.families import FormatName
-from coldpress.schemas.metrics import Metrics, WholeInDram
+from coldpress.schemas.metrics import Metrics
 
 SAME = 0.0005
 """Perplexities that differ by less than this share are called the same: the sentence shows tenths of a per cent."""
@@ -23,8 +23,9 @@ WIDTH = 1024
 
 def headline(metrics: Metrics, device: str) -> str:
     """Returns model, device, DRAM, speed against the alternatives, and the cost in quality, in one sentence."""
+    used_bytes = min(metrics.budget_bytes, metrics.whole_model_bytes)
     return (
-        f"{metrics.model} runs on {device} in {show_bytes(_used_bytes(metrics))} of DRAM at "
+        f"{metrics.model} runs on {device} in {show_bytes(used_bytes)} of DRAM at "
         f"{_speed(metrics)}; {_dense(metrics)} {_original(metrics)}; its "
         f"perplexity is {cost(metrics.ppl_ratio)} the original's."
     )
@@ -36,7 +37,6 @@ def _speed(metrics: Metrics) -> str:
 
 
 def at_most(metrics: Metrics, speed: str) -> str:
-    """Returns a modelled speed, said to be an upper bound where it is one."""
     return speed if metrics.modelled_error is not None else f"at most {speed}"
 
 
@@ -55,15 +55,11 @@ def _original(metrics: Metrics) -> str:
     return f"the original gives {rate(original.tokens_per_s)} with all of its {show_bytes(original.dram_bytes)} in DRAM"
 
 
-def _used_bytes(metrics: Metrics) -> int:
-    return min(metrics.budget_bytes, metrics.whole_model_bytes)
-
-
 def pays(metrics: Metrics) -> str:
     """Answers whether running from flash pays, against the same weights with everything in DRAM."""
     if not metrics.flash_bytes_per_token:
         return "nothing is read from flash: the DRAM holds the whole model"
-    whole = _same_in_dram(metrics)
+    whole = next((each for each in metrics.in_dram if each.format == metrics.format), metrics.original)
     if not whole.fits:
         return f"yes: all in DRAM, {whole.format} needs {show_bytes(whole.dram_bytes)}, more than the device has"
     more, gain = whole.dram_bytes - metrics.budget_bytes, whole.tokens_per_s / metrics.modelled_tokens_per_s
@@ -73,10 +69,6 @@ def pays(metrics: Metrics) -> str:
         f"no, if {show_bytes(more)} more DRAM can be spared: {whole.format} then reads nothing from flash and is "
         f"{gain:.1f} times as fast (simulated)"
     )
-
-
-def _same_in_dram(metrics: Metrics) -> WholeInDram:
-    return next((whole for whole in metrics.in_dram if whole.format == metrics.format), metrics.original)
 
 
 def warning(metrics: Metrics) -> str:
@@ -112,5 +104,4 @@ def cost(ppl_ratio: float) -> str:
 
 
 def rate(per_s: float) -> str:
-    """Returns tokens per second with as many digits as the figure deserves."""
     return f"{per_s:,.0f}" if per_s >= 100 else f"{per_s:.2f}"

@@ -98,8 +98,7 @@ def checked_file(path: Path, sha256: str, record: str) -> Path:
 
 
 def deletion(record: Path) -> str:
-    """Says how to delete a record: the file itself, its target if it is a link into a cache, or the object in the store
-    if Snakemake fetched it."""
+    """Says how to delete a record: the file, its target if it links into a cache, or the object in the store."""
     if stored := FETCHED.search(str(record)):
         return f"delete {stored['provider']}://{stored['name']}"
     if not record.is_symlink():
@@ -109,8 +108,7 @@ def deletion(record: Path) -> str:
 
 
 def own_cache() -> Path:
-    """Returns the folder of what is downloaded or converted once for all builds: COLDPRESS_CACHE, or `coldpress` in the
-    user's folder of caches."""
+    """Returns the folder of what is downloaded or converted once for all builds; COLDPRESS_CACHE names another."""
     usual = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "coldpress"
     return Path(os.environ.get("COLDPRESS_CACHE") or usual).expanduser().absolute()
 
@@ -184,7 +182,7 @@ def save_result(record: R, path: Path, work: Path) -> R:
     """Saves a stage's record, whose paths lead into `work` beside `path`, and just before it renames `work` to the
     folder of its array files; returns the record with the final paths. Both changes come last, one right after the
     other: until then, a killed or failed job leaves its finished array files in `work`."""
-    final = array_folder(path)
+    final = path.parent.resolve() / path.stem
     make_folder(work)
 
     def moved(value: str) -> str:
@@ -193,10 +191,6 @@ def save_result(record: R, path: Path, work: Path) -> R:
     found = type(record).model_validate_json(json.dumps(_map_paths(record.model_dump(mode="json"), moved)))
     save_record(found, path, before=lambda: _rename_folder(work, final))
     return found
-
-
-def array_folder(record: Path) -> Path:
-    return record.parent.resolve() / record.stem
 
 
 def _rename_folder(work: Path, final: Path) -> None:

@@ -33,7 +33,6 @@ STAGES = "coldpress.compiler.stages"
 
 @functools.cache
 def parameters_of(stage: str) -> Mapping[str, typing.Any]:
-    """Returns the parameters of a stage's `run` with their annotations, in order."""
     run = importlib.import_module(f"{STAGES}.{stage}").run
     hints = typing.get_type_hints(run)
     return {name: hints[name] for name in inspect.signature(run).parameters}
@@ -199,8 +198,7 @@ def _validated(kind: type[Record], values: Mapping[str, typing.Any]) -> Record:
 
 
 def _remove_leftovers(output: Path, work: Path | None) -> None:
-    """Deletes what killed jobs have left: half-written files, and working folders of other inputs. Only this job writes
-    its record and its folders."""
+    """Deletes half-written files of killed jobs and working folders of other inputs; they are this job's alone."""
     for path in (*output.parent.glob(f".{output.name}.*.tmp"), *(work.rglob(".*.tmp") if work else ())):
         if path.is_file():
             path.unlink(missing_ok=True)

@@ -127,8 +127,7 @@ class Build:
 
     @property
     def format(self) -> UnitFormat:
-        """The format of the weights, or those of an MLP's matrices; while it is open, the one in which a budget in
-        percent counts."""
+        """The format of the weights, or of an MLP's; while it is open, the one in which a budget in percent counts."""
         named = self.settings["allocate"]["format"]
         return DEFAULT_FORMAT if named == AUTO else named
 
@@ -142,7 +141,6 @@ class Build:
 
     @property
     def matrix_formats(self) -> tuple[FormatName, ...]:
-        """The formats that a matrix may have."""
         return tuple(name for one in self.formats for name in slice_formats(one))
 
     @property
@@ -320,7 +318,6 @@ class Build:
         return self.compute_s(sum(2 * prod(shape) * shape[-1] for shape in self.layer_shapes))
 
     def grams_s(self, tokens: int) -> float:
-        """Returns the seconds to run tokens through the model and to add up the Gram matrices of all layers."""
         products = self.model.spec.num_hidden_layers * sum(self.gram_bytes) // 4 * 2 * tokens
         return self.forward_s(tokens) + self.compute_s(products / self.threads)
 

@@ -19,7 +19,6 @@ MARK = "compiler/provenance.py"
 
 
 def provenance(checkout: Path = CHECKOUT) -> Provenance:
-    """Returns what is running; `checkout` is the folder that would be the checkout."""
     commit = _git(checkout, "rev-parse", "HEAD") if _git(checkout, "ls-files", "--", MARK) else None
     return Provenance(
         compiler_version=__version__,
@@ -31,7 +30,6 @@ def provenance(checkout: Path = CHECKOUT) -> Provenance:
 
 
 def versions(names: tuple[str, ...]) -> dict[str, str]:
-    """Returns name -> version of those libraries that are installed."""
     found: dict[str, str] = {}
     for name in names:
         try:
@@ -42,8 +40,7 @@ def versions(names: tuple[str, ...]) -> dict[str, str]:
 
 
 def _git(folder: Path, *words: str) -> str | None:
-    """Returns what git says in `folder`, and None without git or a repository. git's own variables, which its hooks
-    set, would name another repository."""
+    """Returns git's answer; None without git or a repository. git's own variables would name another repository."""
     own = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     try:
         done = subprocess.run(["git", "-C", str(folder), *words], capture_output=True, text=True, check=True, env=own)

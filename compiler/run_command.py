@@ -9,8 +9,7 @@ PROGRAM = "coldpress"
 
 
 def run_command(program: Sequence[str], artifact: str, sample: Sample | None) -> str:
-    """Returns the command that makes `artifact`, a folder as seen from where the command is run, write the sample
-    again; without a sample, one that makes it write."""
+    """Returns the command that makes `artifact`, as seen from where it is run, write the sample again, or any text."""
     command = shlex.join([*program, "generate", artifact])
     if sample is None:
         return f"{command} --prompt-ids 1 --max-new-tokens 32"

@@ -58,8 +58,6 @@ FILLING = 8
 
 @dataclass(frozen=True)
 class Setting:
-    """The decisions that determine the time of requests."""
-
     model: HasShapes
     formats: Formats
     device: DeviceProfile
@@ -75,7 +73,6 @@ class Setting:
 
     @cached_property
     def manifest(self) -> Manifest:
-        """The manifest of an artifact without files."""
         spec = self.model.spec
         families, base = tuple(dict.fromkeys(section.family for section in self.sections)), coarsest(self.formats)
         tables = row_tables(spec, self.sections, self.formats)

@@ -120,8 +120,7 @@ def dense_bookkeeping_bytes(
     caches: Collection[str] = (DEFAULT_CACHE,),
     family: FamilyName | None = None,
 ) -> int:
-    """Returns a dense run's bookkeeping with any of `caches`, with units of `family`, None for a dense run's own; its
-    selector keeps no array."""
+    """Returns the bookkeeping of a dense run, whose selector keeps no array, with any of `caches`."""
     sections = make_sections(spec, (family or dense_family(spec),), formats)
     return _counted_bytes(spec, sections, formats, (), caches, page_bytes)
 
@@ -165,8 +164,7 @@ class Whole(NamedTuple):
         return dict(found)
 
     def budget_for(self, least_bytes: int) -> str:
-        """Returns, for a sentence, the value of dram_budget that gives `least_bytes`: bytes, and a percentage if one
-        does."""
+        """Returns the value of dram_budget that gives `least_bytes`: bytes, and a percentage if one does."""
         held, bookkeeping = self._sizes
         percent = math.ceil(100 * (least_bytes - bookkeeping) / held)
         return f"{least_bytes:,}" + (f" ({percent}%)" if 0 < percent <= 100 else "")

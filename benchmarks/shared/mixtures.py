@@ -9,7 +9,7 @@ from typing import Any
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
-from coldpress.compiler.stages.export._gguf_file import SPLITS
+from coldpress.compiler.llama_cpp.splits import LLAMA3
 from coldpress.runtime.artifact.reader import open_artifact
 from coldpress.runtime.plan.budget import least_budget_bytes
 from tests.support.planted import write
@@ -49,8 +49,7 @@ def spell(checkpoint: Path) -> None:
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary |= {text: kept + place for place, text in enumerate([*alphabet, "ab"])}
     tokenizer = Tokenizer(models.BPE(vocabulary, [("a", "b")], ignore_merges=True))
-    expression = next(found for found, (_, ignores_merges) in SPLITS.items() if ignores_merges)
-    words = pre_tokenizers.Split(Regex(expression), "isolated")
+    words = pre_tokenizers.Split(Regex(LLAMA3), "isolated")
     as_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([words, as_bytes])
     tokenizer.decoder = decoders.ByteLevel()

@@ -37,8 +37,6 @@ TEXT, ARRAY = 8, 9
 
 @dataclass(frozen=True)
 class Header:
-    """Everything before the data of a GGUF file's tensors."""
-
     values: Mapping[str, Any]
     """By key: a number, truth value, text, list of texts, or array of numbers."""
     tensors: Mapping[str, TensorEntry]
@@ -80,7 +78,6 @@ class Bytes:
         return np.frombuffer(self.take(4 * count), "<f4").astype(np.float32)
 
     def text(self, code: str = "Q", most_bytes: int = MAX_NAME_BYTES) -> str:
-        """Returns a text that follows its length."""
         length = self.number(code)
         if not 0 <= length <= most_bytes:
             raise self.refused(f"a text of {length} bytes is promised at byte {self.at}, expected at most {most_bytes}")

@@ -46,10 +46,8 @@ PACKAGE = "coldpress.runtime.quantization"
 
 @functools.cache
 def formats() -> Mapping[str, str]:
-    """Returns the format of each type that has one of the same values and layout."""
     return {type_of(name): name for name in names(PACKAGE)}
 
 
 def type_of(format_name: str) -> str:
-    """Returns the type that has a format's values and layout."""
     return load(PACKAGE, Format, format_name).GGUF_TYPE

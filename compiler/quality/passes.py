@@ -200,7 +200,6 @@ def _finite(value: float) -> float | None:
 def rounding_of(
     config: PassesConfig, model: Model, corpus: Corpus, activations: Activations, work: Workspace, threads: int
 ) -> Rounding:
-    """Returns how a build rounds: by the algorithm, with what calibration text says of the inputs."""
     algorithm = load("coldpress.compiler.rounding", Algorithm, config.algorithm)
     if not algorithm.NEEDS_GRAM:
         return Rounding(algorithm, activations=activations)

@@ -74,7 +74,6 @@ def curves_of(method: Method) -> list[Along]:
 
 
 def why_not(method: Method) -> str | None:
-    """Returns why a candidate's loss is not measured; None if it is."""
     selector = _selector(method)
     if selector.is_whole:
         return "uses every unit, so it loses nothing"
@@ -149,8 +148,7 @@ def _most_bytes(own: Iterable[LayerFormats]) -> float:
 
 
 def head_formats_of(model: Model) -> tuple[FormatName, ...]:
-    """Returns the formats whose loss is measured where the head alone has them: those in at least four bits and fewer
-    than it usually has, or keeps of a quantized file."""
+    """Returns the head's measured formats: those in four bits or more, smaller than its usual or a file's own one."""
     own, compared = own_format(model, model.spec.head_role), head_formats(model.spec)
     most = slice_bytes(SAMPLE, HEAD_FORMAT if own is None else own)
     return tuple(name for name in compared if slice_bytes(SAMPLE, name) < most)
@@ -249,7 +247,5 @@ class AlongStrengths(NamedTuple):
 
 
 def routing_curves(named: str, spec: ModelSpec) -> list[AlongStrengths]:
-    """Returns the curves that are measured: of the routing that the user named, or with `auto` of all; none for a model
-    without experts."""
     names = routings_for(named, spec.is_mixture)
     return [AlongStrengths(name, share) for name in names for share in RESIDENT_SHARES]

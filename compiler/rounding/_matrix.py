@@ -64,7 +64,6 @@ class Rounding:
             return choose_codes(self.algorithm, self.weights(model, role, axis), role, format_name)
 
     def weights(self, model: Model, role: str, axis: Axis) -> Weights:
-        """Returns the slices of a layer's matrix along `axis`, with what is known of its inputs."""
         layer = int(role.split(".")[1])
         names = measured_roles(model.spec) & {matrix_of(role)}
         known = Known(grams_of(self.gram, layer, names), activations=self.activations)
@@ -80,8 +79,7 @@ def matrix_of(role: str) -> str:
 
 
 def grams_of(gram: GramMatrices | None, layer: int, matrices: Collection[str]) -> dict[str, np.ndarray]:
-    """Returns the Gram matrices of the inputs of a layer's matrices, by name, where they are known; matrices with the
-    same input share one."""
+    """Returns the known Gram matrices of a layer's matrices by name; matrices with the same input share one."""
     inputs: dict[str, str] = {role: signal for role, signal in INPUT_OF.items() if role in matrices}
     if gram is None or not inputs:
         return {}

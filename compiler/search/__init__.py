@@ -50,8 +50,7 @@ class Candidate:
 
     @property
     def shared(self) -> "Shared":
-        """Returns what the plans of several budgets share: flash.img, which selector and format determine, the resident
-        tensors, and how keys and values are stored."""
+        """Returns what plans of several budgets share: flash.img, resident tensors, and how keys are stored."""
         return Shared(self.method, self.format, self.kv_cache, self.streams_attention)
 
 
@@ -136,16 +135,13 @@ class Goal:
         held = [one for one in found if one.holds_everything]
         whole = [one for one in held if one.is_whole]
         if self.max_token_s is not None:
-            return min(whole or held or self._fast_enough(found, self.max_token_s), key=_by_quality)
+            fast_enough = [one for one in found if one.token_s <= self.max_token_s] or [min(found, key=_by_seconds)]
+            return min(whole or held or fast_enough, key=_by_quality)
         if held:
             return min(whole, key=_by_seconds) if whole else min(held, key=_by_quality)
         fastest = min(found, key=_by_seconds)
         dense = fastest_dense(found) or fastest
         return fastest if fastest.token_s <= (1 - MARGIN) * dense.token_s else dense
-
-    @staticmethod
-    def _fast_enough(found: Sequence[Judged], max_token_s: float) -> list[Judged]:
-        return [one for one in found if one.token_s <= max_token_s] or [min(found, key=_by_seconds)]
 
 
 def _has_default_keys(one: Judged) -> bool:

@@ -44,7 +44,6 @@ def run(
 
 
 def needs(build: "Build") -> StageNeeds:
-    """Counts a layer's weights and Gram matrices, the text's hidden states twice, and the blocks that run."""
     spec = build.model.spec
     tokens = min(GRAM_TOKENS, build.num_tokens)
     running = build.running_bytes(8, 12)

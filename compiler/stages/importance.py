@@ -210,7 +210,6 @@ def run(config: ImportanceConfig, model: Model, work: Workspace) -> Importance:
 
 
 def needs(build: "Build") -> StageNeeds:
-    """Returns what the stage takes: one layer's figures; the file is read in parts."""
     layer = 4 * sum(shape[-1] for shape in build.layer_shapes)
     disk_bytes = build.model.spec.num_hidden_layers * (2 * layer + (32 << 10))
     return StageNeeds(

@@ -274,8 +274,7 @@ def _chat_template(folder: Path) -> tuple[Path, ...]:
 
 
 def _check_public(path: Path, config: Path) -> None:
-    """Refuses a licence file that others may not read: a link could lead to a private file, which the artifact would
-    publish."""
+    """Refuses a licence file that others may not read: a link to a private file, which the artifact would publish."""
     if config.stat().st_mode & ~path.stat().st_mode & OTHERS_MAY_READ:
         raise CheckpointError(
             f"the licence file {path.name} has the mode {path.stat().st_mode & 0o777:o} and is hidden from readers "

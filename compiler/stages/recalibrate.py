@@ -43,8 +43,7 @@ def run(
     threads: int,
     shards: tuple[Activations, ...] | None = None,
 ) -> Activations:
-    """Returns statistics with activity, or `activations` unchanged if they are still valid. With `shards`, if anything
-    had to be counted, their statistics are merged."""
+    """Returns statistics with activity: merged `shards`, counted anew, or `activations` if they are still valid."""
     sparsity = sparsity.smallest
     same_weights = activations.weights_sha256 == model.weights_sha256
     chosen = choice_of(sparsity, model.spec)
@@ -64,8 +63,6 @@ def run(
 
 
 def needs(build: "Build") -> StageNeeds:
-    """Counts almost nothing if the first statistics are valid, but a mixture's bits, else what calibrate takes, with
-    bits for every unit."""
     if not build.counts_again:
         bits = build.layer_units(build.families) * build.num_tokens // 8 * build.model.spec.is_mixture
         return StageNeeds(

@@ -168,7 +168,6 @@ def run(
 
 
 def needs(build: "Build") -> StageNeeds:
-    """Counts a layer's weights, the hidden states of all variants twice, logits of a block, and the choices."""
     spec = build.model.spec
     tokens = max(MOST_TOKENS, build.block_tokens)
     variants = max(len(STRENGTHS), DIVISIONS)

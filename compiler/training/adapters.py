@@ -30,8 +30,7 @@ def num_parameters(size: Size, roles: Iterable[str], rank: int) -> int:
 
 
 def ram_bytes(size: Size, roles: Iterable[str], rank: int, kept_bytes: int = 0) -> int:
-    """Returns the bytes of memory: the stored weights, the adapters with a gradient for each running block, the blocks,
-    and `kept_bytes` that are in use throughout."""
+    """Returns the memory of weights, adapters with a gradient for each running block, the blocks, and `kept_bytes`."""
     adapters = (BYTES_PER_PARAMETER + 4 * size.threads) * num_parameters(size, roles, rank)
     return (
         size.weight_bytes

@@ -101,7 +101,6 @@ class States:
     turn: int = 0
 
     def save(self, progress: Progress, parameters: list[nn.Parameter], optimizer: torch.optim.Optimizer) -> None:
-        """Writes the progress over the older of the two states."""
         arrays = {
             "step": np.array([progress.step], np.int64),
             "curve": np.array(
@@ -117,7 +116,6 @@ class States:
         self.turn = 1 - self.turn
 
     def load(self, parameters: list[nn.Parameter], optimizer: torch.optim.Optimizer) -> Progress | None:
-        """Restores parameters and moments from the later state; returns None if there is none."""
         files = {key: found for key in KEYS if (found := self.work.current(key)) is not None}
         if not files:
             return None
@@ -337,8 +335,7 @@ class _Judge:
 
 
 def _set_gradients(lesson: Lesson, run_all: RunAll, blocks: list[Tensor], threads: int) -> float:
-    """Sets the mean gradient over `blocks`, summed in their order; the first blocks run dense; returns the mean
-    loss."""
+    """Sets the mean gradient over `blocks`, the first of which run dense; returns the mean loss."""
 
     def one(wanted: Tensor, block: Tensor) -> tuple[float, tuple[Tensor, ...]]:
         with lesson.watched() as added:  # the backward pass may rerun layers, whose hooks must act as before

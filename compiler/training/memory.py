@@ -76,8 +76,7 @@ class Size:
         return rows, columns
 
     def running_bytes(self, widened: bool) -> int:
-        """Returns the memory of one running block; `widened` if weights are stored in fewer bytes than they are used
-        in, and layers are always recomputed."""
+        """Returns the memory of one running block; `widened` if weights are stored in fewer bytes than used."""
         layers, spec = self.spec.num_hidden_layers, self.spec
         recompute = widened or self.recompute
         between = 4 * self.block_tokens * spec.hidden_size * layers

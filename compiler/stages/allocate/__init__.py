@@ -148,8 +148,6 @@ def _with_own(config: AllocateConfig, model: Model) -> tuple[AllocateConfig, For
 
 
 def _with_draft(config: AllocateConfig, inputs: Inputs, formats: Formats | None) -> AllocateConfig:
-    """Settles whether a given method runs with the draft model."""
-
     def of(draft: str | None) -> Sparsity:
         return divided(config.model_copy(update={"draft": draft, "density_allocation": UNIFORM}), inputs, None, formats)
 

@@ -49,7 +49,6 @@ class _Hope:
     """True once a selector that sees residency was measured with a cache in the loop."""
 
     def why_not(self, does_not_fit: bool, max_ppl_ratio: float) -> str:
-        """Returns why the selector is no candidate."""
         if does_not_fit:
             return f"{self.words}, and does not fit in DRAM" if self.words else "does not fit in DRAM"
         if not self.words:
@@ -149,8 +148,7 @@ class _Rest(MeasuredFormats):
         self._add(routings=tuple(map(self._passes.asked.routing, routings)))
 
     def _drop(self, budgets: Sequence[int | str]) -> dict[Method, str]:
-        """Hopes that no selector loses anything; returns those that even so are not clearly faster than a dense run,
-        with the reason, and drops them."""
+        """Drops selectors that are not clearly faster than a dense run even without any loss; returns the reasons."""
         for method in self._every:
             points = tuple(Point(density=at, **NO_LOSS) for at in self._reached(method))
             lossless = [Curve(**along._asdict(), points=points) for along in self._every[method]]
@@ -163,7 +161,6 @@ class _Rest(MeasuredFormats):
         return dropped
 
     def _measure_coarsely(self) -> None:
-        """Measures the selectors that are left on few tokens, at two densities, without a cache in the loop."""
         self._steps.expect(len(self._hopes))
         together = [(self._every[name][0], self._options[name], self._coarse(name)) for name in self._hopes]
         self._passes.few.at_once(together, self._inputs.activations, in_cache=False)
@@ -199,7 +196,6 @@ class _Rest(MeasuredFormats):
         return passes.curve(along, own, activations, densities=densities, in_cache=in_cache)
 
     def _coarse(self, method: Method) -> Sequence[float]:
-        """Returns the densities of the coarse measurement."""
         known = self._reached(method)
         return [at for at in COARSE_DENSITIES if at in known] or known[-1:]
 
@@ -250,11 +246,7 @@ def _densities(method: Method, found: Sequence[Searched]) -> list[float]:
 
 
 def _judged(method: Method, searched: Searched) -> list[Judged]:
-    return [one for one in _of_method(method, searched.judge.judged) if one.refusal is None]
-
-
-def _of_method(method: Method, judged: Sequence[Judged]) -> list[Judged]:
-    return [one for one in judged if one.candidate.method == method]
+    return [one for one in searched.judge.judged if one.candidate.method == method and one.refusal is None]
 
 
 def _gain(method: Method, found: Sequence[Searched]) -> float | None:

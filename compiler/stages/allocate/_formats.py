@@ -102,8 +102,7 @@ class MeasuredFormats:
         return found
 
     def with_columns(self) -> None:
-        """Measures the formats that keep the quality in a dense run also with columns of down, which the units of other
-        selectors have."""
+        """Measures formats of good dense runs also with columns of down, which other selectors' units have."""
         if self._dense == WHOLE_MLP:
             return
         spec = self._inputs.model.spec
@@ -117,8 +116,7 @@ class MeasuredFormats:
         self._passes.clean()
 
     def _shrink(self, found: Sequence[Searched]) -> bool:
-        """Measures formats that are smaller than a quantized file's own, where those do not fit in DRAM; tells whether
-        any was measured."""
+        """Measures formats smaller than a file's own, where those do not fit in DRAM; tells whether any was."""
         smaller = smaller_formats_of(self._inputs.model)
         is_open = self._config.format == AUTO and {loss.format for loss in self.curves.formats}.isdisjoint(smaller)
         if not is_open or not smaller or all_in_dram(found):
@@ -134,8 +132,7 @@ class MeasuredFormats:
         return True
 
     def _measure_heads(self, found: Sequence[Searched]) -> bool:
-        """Measures formats of the head that are smaller than a quantized file's own, where the model does not fit in
-        DRAM; tells whether any was measured."""
+        """Measures smaller heads than a file's own, where the model does not fit in DRAM; tells whether any was."""
         known = {loss.format for loss in self._floor.curves.heads}  # those that lose too much, too
         names = [name for name in head_formats_of(self._inputs.model) if name not in known]
         if self._config.format != AUTO or not names or all_in_dram(found):
@@ -212,8 +209,7 @@ class MeasuredFormats:
         return self._most_ratio(layers)
 
     def _expected_mixes(self) -> Mixes:
-        """Returns the formats by matrix that are on the path from the smallest to the file's own. An interrupted run of
-        the same inputs may have left their expected losses."""
+        """Returns formats by matrix with expected losses, which an interrupted run may have left."""
         self._steps.expect(1)
         model, names = self._inputs.model, formats_of_matrices(self._inputs.model)
         kept = load_arrays(self._inputs.work.once(f"expected-{self._passes.rounding.name}", self._expected))

@@ -58,14 +58,12 @@ class Mixes:
     """Formats of the head that are smaller than the usual one, the largest first."""
 
     def formats(self, sizes: Sizes) -> Formats:
-        """Returns the formats at these sizes: a position for each matrix, then one for the head, which counts from the
-        smallest head up to the usual one."""
+        """Returns the formats at positions of all matrices and of the head, which counts from the smallest up."""
         *_, head = sizes
         found = self._of_layers(self.chosen(sizes))
         return found if head == len(self.heads) else self._with_head(found, self.heads[-1 - head])
 
     def chosen(self, sizes: Sizes) -> dict[str, FormatName]:
-        """Returns the format of each matrix of the layers at these sizes, by role."""
         return {role: names[at] for (role, names), at in zip(self._names.items(), sizes[:-1], strict=True)}
 
     def layers(self, sizes: Sizes) -> Formats:
@@ -73,7 +71,6 @@ class Mixes:
         return self.formats((*sizes[:-1], len(self.heads)))
 
     def losses(self, sizes: Sizes) -> tuple[MatrixLoss, ...]:
-        """Returns the expected loss of each matrix of the layers at these sizes."""
         return tuple(
             MatrixLoss(role=role, format=name, mean_kld=self.effects[role][name])
             for role, name in self.chosen(sizes).items()

@@ -147,7 +147,8 @@ class Floor:
 
     def routing_ratio(self, routing: SearchedRouting, resident_share: float) -> float:
         curves = self._routing_curves(routing.routing, resident_share)
-        return max(routed_ratio_at(curve, routing.strength) for curve in curves)
+        fits = map(_fit_routing, curves)
+        return max(float(np.interp(routing.strength, strengths, ratios)) for strengths, ratios, _, _ in fits)
 
     def _routing_curves(self, name: RoutingName, resident_share: float) -> tuple[RoutingCurve, ...]:
         return _nearest([curve for curve in self.curves.routings if curve.routing == name], resident_share)
@@ -200,11 +201,6 @@ def largest_strength(curve: RoutingCurve, max_ratio: float, max_kld: float) -> f
     return round(float(candidates[good][-1]), 6) if good.any() else 0.0
 
 
-def routed_ratio_at(curve: RoutingCurve, strength: float) -> float:
-    strengths, ratios, _, _ = _fit_routing(curve)
-    return float(np.interp(strength, strengths, ratios))
-
-
 def kld_at(curve: RoutingCurve, strength: float) -> float:
     """Returns the divergence at a strength, its error added."""
     strengths, _, _, klds = _fit_routing(curve)
@@ -238,8 +234,7 @@ def _fitted(curve: Curve) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 @lru_cache(maxsize=1024)  # a search asks for a curve with every budget, format and density
 def _fit(curve: Curve) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns densities, ratios that never rise, and their errors, float64 [n] each, up to a density of 1, which loses
-    nothing."""
+    """Returns densities up to 1, which loses nothing, ratios that never rise, and their errors, float64 [n] each."""
     densities = np.array([point.density for point in curve.points])
     known = np.array([point.ppl_ratio_error or 0.0 for point in curve.points])
     measured = [point.ppl_ratio for point in curve.points]

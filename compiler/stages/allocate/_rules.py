@@ -68,6 +68,7 @@ class MeasuredLosses:
         self._calibration, self._validation = _Text("calibration", calibration), _Text("validation", validation)
 
     def of(self, variants: Sequence[Shares]) -> list[float]:
+        """Returns each variant's divergence; layers before a variant's first difference run once for all."""
         return self._answered(self._calibration, variants)
 
     def on_validation(self, shares: Shares) -> float:

@@ -110,7 +110,6 @@ class BudgetJudge:
         return tuple(name for name in KV_CACHE_FORMATS if self._floor.kv_cache_ratio(name) is not None)
 
     def __call__(self, candidate: Candidate) -> Judged:
-        """Returns what a candidate costs; every candidate is worked out once."""
         if candidate not in self._known:
             try:
                 self._known[candidate] = self._cost(candidate)
@@ -138,7 +137,6 @@ class BudgetJudge:
         )
 
     def densities(self, method: Method, formats: Formats) -> Sequence[float | None]:
-        """Returns the densities that keep the quality; see `Space`."""
         try:
             return self._kept_densities(method, formats)
         except ColdpressError as error:
@@ -215,7 +213,6 @@ class BudgetJudge:
         return divided(config, self._inputs, formats=candidate.format)
 
     def tokens(self, candidate: Candidate) -> tuple[Sparsity, list[Token]]:
-        """Returns a candidate's division of the budget, and the figures of each replayed token."""
         division = self._divided(candidate)
         return division, self._replays.tokens(division, candidate.routing)
 

@@ -2,15 +2,18 @@
 rule is a file of this package whose class `Plugin` extends `Rule`."""
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from coldpress.runtime.plugins import PluginBase
 from coldpress.runtime.store.facts import Key
 from coldpress.schemas.errors import ColdpressError
+
+if TYPE_CHECKING:
+    from coldpress.compiler.stages.allocate._rules import MeasuredLosses
 
 Shares = Mapping[Key, float]
 """Density of each family in each layer."""
@@ -54,19 +57,6 @@ class Magnitudes:
         return float(of_high - of_low)
 
 
-class Losses(Protocol):
-    """Divergences in nats per token of the model from itself when a selector leaves units out."""
-
-    def of(self, variants: Sequence[Shares]) -> list[float]:
-        """Returns each variant's divergence on calibration text; layers before a variant's first difference run once
-        for all."""
-        ...
-
-    def on_validation(self, shares: Shares) -> float:
-        """Returns the divergence on the text that decides between results."""
-        ...
-
-
 @dataclass(frozen=True)
 class Task:
     density: float
@@ -79,7 +69,7 @@ class Task:
     own: Mapping[str, float]
     """Each family's density, in all layers, as the selector divides it (DIP B.1)."""
     magnitudes: Callable[[Key], Magnitudes]
-    losses: Callable[[], Losses]
+    losses: "Callable[[], MeasuredLosses]"
 
     @property
     def keys(self) -> list[Key]:

@@ -38,7 +38,6 @@ class TextPasses:
         return self.asked.extended(self.all_tokens, self._workspace(self.all_tokens))
 
     def on(self, tokens: np.ndarray) -> Passes:
-        """Returns the passes over `asked_tokens` or `all_tokens`."""
         return self.asked if tokens.size == self.asked_tokens.size else self.every
 
     @property
@@ -47,7 +46,6 @@ class TextPasses:
 
     @property
     def asked_tokens(self) -> np.ndarray:
-        """The first explore_tokens tokens."""
         return self.all_tokens[: max(1, self.config.explore_tokens // self.all_tokens.shape[1])]
 
     @cached_property

@@ -33,8 +33,6 @@ class Point:
 
 
 class Plugin(Rule):
-    """Fits a line between logits for each family."""
-
     def num_variants(self, num_layers: int, num_families: int) -> int:
         return num_families
 

@@ -8,8 +8,6 @@ from coldpress.compiler.stages.allocate._task import Rule, Shares, Task
 
 
 class Plugin(Rule):
-    """Uses one magnitude threshold per family in all layers."""
-
     def num_variants(self, num_layers: int, num_families: int) -> int:
         return 0
 

@@ -29,8 +29,6 @@ WORTH_RANGE = math.log(100.0)
 
 
 class Plugin(Rule):
-    """Allocates by measured loss, step by step."""
-
     def num_variants(self, num_layers: int, num_families: int) -> int:
         return 1 + num_families * -(-num_layers // _group_size(num_layers))
 

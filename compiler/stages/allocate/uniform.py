@@ -4,8 +4,6 @@ from coldpress.compiler.stages.allocate._task import Rule, Shares, Task
 
 
 class Plugin(Rule):
-    """Uses the selector's own division."""
-
     def num_variants(self, num_layers: int, num_families: int) -> int:
         return 0
 

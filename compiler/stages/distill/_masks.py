@@ -33,8 +33,7 @@ class Mask:
 
 
 def masks_of(spec: ModelSpec, sparsity: Sparsity) -> tuple[Mask, ...]:
-    """Returns masks on signals of transformers' modules that do what the selector does, and miss as many active units;
-    empty if it leaves nothing out."""
+    """Returns masks that do what the selector does and miss as many active units; empty if it leaves nothing out."""
     choice = choice_of(sparsity, spec)
     selector = choice.selector
     if selector.EXACT:

@@ -37,8 +37,6 @@ class Options(Record):
 
 
 class Plugin(Recipe[Options]):
-    """Trains adapters."""
-
     OPTIONS = Options
 
     def ram_bytes(self, size: Size, options: Options) -> int:

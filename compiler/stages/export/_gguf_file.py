@@ -70,7 +70,6 @@ class Planned:
 
     @property
     def exact(self) -> bool:
-        """Tells whether its values equal the artifact's."""
         lossless = {("F32", None), ("F16", "fp16")}
         return self.copied or (self.type, self.stored.format) in lossless
 

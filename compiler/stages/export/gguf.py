@@ -41,8 +41,6 @@ class Options(Record):
 
 
 class Plugin(Target[Options]):
-    """One GGUF file."""
-
     OPTIONS = Options
 
     def check(self, spec: ModelSpec) -> None:
@@ -58,7 +56,6 @@ class Plugin(Target[Options]):
         return _gguf_file.write(model, options, path)
 
     def disk_bytes(self, shapes: Mapping[str, tuple[int, ...]], stored: FormatName, options: Options) -> int:
-        """Counts the bytes of a file's tensors."""
         total = 0
         for role, shape in shapes.items():
             kept = stored_format(role, stored)

@@ -162,7 +162,6 @@ class OrderInputs:
         return {(entry.layer, entry.family): count for entry, count in zip(entries, counts, strict=True)}
 
     def unit_bytes(self, layer: int, family: FamilyName) -> int:
-        """Returns the bytes of a layer's part of a unit."""
         return unit_bytes(family, self.model.spec, format_at(self.sparsity.formats, layer, family))
 
     def pinned(self, group: range, family: FamilyName) -> np.ndarray:
@@ -278,8 +277,7 @@ def _arrange(
 def _by_expert(
     inputs: OrderInputs, heuristic: Heuristic, group: range, family: FamilyName, activity: Activity
 ) -> Arranged:
-    """Orders one expert after another, so that only one expert's pairs are counted at a time; the named heuristic is
-    that of most experts."""
+    """Orders one expert after another, to count one's pairs at a time; names the heuristic of most experts."""
     count = num_experts(family, inputs.model.spec)
     width = len(activity.bits) // count
     orders: list[np.ndarray] = []

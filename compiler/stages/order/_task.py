@@ -182,7 +182,6 @@ class Demand:
 
     @property
     def num_judged(self) -> int:
-        """The number of last tokens that orders are judged on."""
         total = self.activity.num_tokens
         first = max(int(total * (1 - JUDGED_SHARE)), total - MOST_JUDGED_TOKENS)
         return total - first // 8 * 8

@@ -21,8 +21,6 @@ MARGIN = 0.02
 
 
 class Plugin(Heuristic):
-    """The winner of a contest of heuristics."""
-
     COUNT_SQUARES = 3
     """Counts of the tokens to fit on, of their cache misses, and of all tokens."""
 

@@ -12,8 +12,6 @@ from coldpress.compiler.stages.order._task import Arranged, Heuristic, Task
 
 
 class Plugin(Heuristic):
-    """Places pairs of closest friends."""
-
     COUNT_SQUARES = 1
 
     def arrange(self, task: Task) -> Arranged:

@@ -9,8 +9,6 @@ from coldpress.compiler.stages.order.ripple import join_links
 
 
 class Plugin(Heuristic):
-    """Algorithm 1 over the units left on flash."""
-
     COUNT_SQUARES = 1
 
     def arrange(self, task: Task) -> Arranged:

@@ -44,8 +44,6 @@ One sweep over 14,336 units takes about a quarter of it at 4,096 tokens and a re
 
 
 class Plugin(Heuristic):
-    """Local search on the cost of collapsed reads."""
-
     COUNT_SQUARES = 1
 
     def arrange(self, task: Task) -> Arranged:

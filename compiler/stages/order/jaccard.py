@@ -14,8 +14,6 @@ HIGHEST = 65535
 
 
 class Plugin(Heuristic):
-    """Algorithm 1 by Jaccard similarity."""
-
     COUNT_SQUARES = 2
     """The weights and the counts."""
 

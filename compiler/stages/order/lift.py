@@ -14,8 +14,6 @@ from coldpress.compiler.stages.order.ripple import join_links
 
 
 class Plugin(Heuristic):
-    """Algorithm 1 by lift."""
-
     COUNT_SQUARES = 2
     """The weights and the counts."""
 

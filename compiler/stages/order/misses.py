@@ -10,8 +10,6 @@ from coldpress.compiler.stages.order.ripple import join_links
 
 
 class Plugin(Heuristic):
-    """Algorithm 1 over cache misses."""
-
     COUNT_SQUARES = 1
 
     def arrange(self, task: Task) -> Arranged:

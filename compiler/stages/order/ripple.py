@@ -18,8 +18,6 @@ RUN_PAIRS = 1 << 23
 
 
 class Plugin(Heuristic):
-    """Algorithm 1 over all activations, as published."""
-
     COUNT_SQUARES = 1
 
     def arrange(self, task: Task) -> Arranged:

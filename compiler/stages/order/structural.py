@@ -6,8 +6,6 @@ from coldpress.compiler.stages.order._task import Arranged, Heuristic, Task
 
 
 class Plugin(Heuristic):
-    """The order of the checkpoint."""
-
     COUNT_SQUARES = 0
 
     def arrange(self, task: Task) -> Arranged:

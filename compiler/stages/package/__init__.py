@@ -138,7 +138,6 @@ def run(
 
 
 def needs(build: "Build") -> StageNeeds:
-    """Counts twice the largest section or tensor; the artifact is as large as all codes and predictors."""
     held = 2 * max(build.largest_section_bytes, *build.shared_code_bytes)
     disk_bytes = build.code_bytes + build.predictor_bytes + build.OVERHEAD_BYTES
     seconds = build.PYTHON_S + 2 * build.transfer_s(disk_bytes)

@@ -32,8 +32,6 @@ from coldpress.schemas.sparsity import Sparsity
 
 @dataclass(frozen=True)
 class TensorToWrite:
-    """A tensor whose values are loaded when its turn comes."""
-
     name: str
     dtype: str
     shape: tuple[int, ...]

@@ -144,7 +144,6 @@ def run(
 
 
 def needs(build: "Build") -> StageNeeds:
-    """Counts a record per unit, and the units that each replayed token uses."""
     layers, units = build.model.spec.num_hidden_layers, build.layer_units(build.families)
     tokens = min(MAX_WINDOWS * (WINDOW_TOKENS + WARM_TOKENS), build.num_tokens)
     replayed = 8 * tokens * units * min(REPLAYED_LAYERS, layers)

@@ -52,8 +52,7 @@ ENVELOPE_GAP = 1e-2
 
 @dataclass(frozen=True)
 class Group:
-    """The batches of one family of one layer, in falling impact. Impacts are sums of activation counts (Eq. 1), so
-    integers: their sums are exact."""
+    """Batches of one family of one layer, in falling impact; impacts are counts (Eq. 1), so their sums are exact."""
 
     layer: int
     family: FamilyName

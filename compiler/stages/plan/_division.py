@@ -48,8 +48,7 @@ def fixed_bytes(
     caches: Collection[CacheName],
     num_plans: int,
 ) -> Held:
-    """Returns what a run of `sparsity` holds besides units and buffers, with any of the cache policies that the plans
-    may get; the tables have the arrays of all plans."""
+    """Returns what a run holds besides units and buffers, with the arrays of all plans and any of `caches`."""
     layers = predictors.layers if predictors else ()
     page_bytes = device.flash.page_bytes.value
     return Held(

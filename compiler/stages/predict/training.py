@@ -282,8 +282,7 @@ def limit_threshold(weights: Weights, part: Part, density: float) -> float:
 
 
 def choose_threshold(weights: Weights, part: Part, target_recall: float) -> float:
-    """Returns the largest threshold that finds at least `target_recall` of the active units of `part`; without any
-    active unit, one above every score."""
+    """Returns the largest threshold with at least `target_recall`; one above every score without any active unit."""
     found = part.scores(weights)
     positive = found[part.active.bool()]
     if not len(positive):

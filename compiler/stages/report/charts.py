@@ -55,12 +55,10 @@ def lines(label: str, series: Mapping[str, Mapping[int, float]], across: str = "
             places = sorted(values)
             heights = [(100 if percent else 1) * values[place] for place in places]
             axes.plot(places, heights, color=colour, marker="o", markersize=3, linewidth=1.6, label=name)
-        axes.set_xlabel(across)
-        axes.set_ylabel(f"{label}, %" if percent else label)
         axes.xaxis.get_major_locator().set_params(integer=True)
         axes.set_ylim(bottom=0, top=105 if percent and axes.get_ylim()[1] > 75 else None)
 
-    return _svg(label, draw)
+    return _svg(label, draw, across, f"{label}, %" if percent else label)
 
 
 def stacked(
@@ -78,13 +76,11 @@ def stacked(
             heights = (100 if percent else 1) * np.asarray(values)
             axes.bar(places, heights, bottom=below, color=colour, width=0.7, label=name)
             below += heights
-        axes.set_xlabel(across)
-        axes.set_ylabel(label + (", %" if percent else ""))
         for axis in (axes.xaxis, axes.yaxis):
             axis.get_major_locator().set_params(integer=True)
         axes.set_ylim(0, 105 if percent else None)
 
-    return _svg(label, draw)
+    return _svg(label, draw, across, f"{label}, %" if percent else label)
 
 
 def line(across: str, up: str, points: Mapping[float, float]) -> str:
@@ -93,11 +89,9 @@ def line(across: str, up: str, points: Mapping[float, float]) -> str:
     def draw(axes: Any) -> None:
         places = sorted(points)
         axes.plot(places, [points[x] for x in places], color=SERIES[0], marker="o", markersize=3, linewidth=1.6)
-        axes.set_xlabel(across)
-        axes.set_ylabel(up)
         axes.set_ylim(bottom=0)
 
-    return _svg(up, draw)
+    return _svg(up, draw, across, up)
 
 
 def marks(across: str, up: str, kinds: Sequence[Marks]) -> str:
@@ -119,11 +113,9 @@ def marks(across: str, up: str, kinds: Sequence[Marks]) -> str:
                 axes.axvline(kind.across[place], color=colour, linestyle=":", linewidth=1.4)
         found = [x for kind in kinds for x in kind.across]
         _logarithmic(axes.set_xscale, axes.xaxis, max(found) / min(found))
-        axes.set_xlabel(across)
-        axes.set_ylabel(up)
         axes.margins(0.12)
 
-    return _svg(up, draw, height=4.4)
+    return _svg(up, draw, across, up, height=4.4)
 
 
 def _logarithmic(set_scale: Callable[..., None], axis: Any, span: float) -> None:
@@ -150,10 +142,9 @@ def parts(across: str, rows: Sequence[tuple[str, Mapping[str, float]]]) -> str:
             axes.annotate(f" {total:.3g}", (total, place), va="center", fontsize=8)
         axes.set_yticks(range(len(rows)), [name for name, _ in rows])
         axes.invert_yaxis()
-        axes.set_xlabel(across)
         axes.set_xlim(0, 1.15 * float(begins.max()))
 
-    return _svg(across, draw, height=1.3 + 0.42 * len(rows))
+    return _svg(across, draw, across, height=1.3 + 0.42 * len(rows))
 
 
 def side_by_side(across: str, up: str, places: Sequence[str], series: Mapping[str, Sequence[float]]) -> str:
@@ -165,11 +156,9 @@ def side_by_side(across: str, up: str, places: Sequence[str], series: Mapping[st
             left = np.arange(len(places)) + (number - (len(series) - 1) / 2) * width
             axes.bar(left, heights, color=colour, width=width, label=name)
         axes.set_xticks(range(len(places)), places)
-        axes.set_xlabel(across)
-        axes.set_ylabel(up)
         axes.set_ylim(bottom=0)
 
-    return _svg(up, draw)
+    return _svg(up, draw, across, up)
 
 
 def waterfall(across: str, bars: Sequence[tuple[str, float, float, bool]]) -> str:
@@ -192,10 +181,9 @@ def waterfall(across: str, bars: Sequence[tuple[str, float, float, bool]]) -> st
             axes.annotate(f" {shown}", (max(begin, end), place), va="center", fontsize=8)
         axes.set_yticks(range(len(bars)), [name for name, *_ in bars])
         axes.invert_yaxis()
-        axes.set_xlabel(across)
         axes.set_xlim(0, 1.15 * max(max(begin, end) for _, begin, end, _ in bars))
 
-    return _svg(across, draw, height=1.3 + 0.27 * len(bars))
+    return _svg(across, draw, across, height=1.3 + 0.27 * len(bars))
 
 
 def frequencies(label: str, curves: Mapping[str, np.ndarray]) -> str:
@@ -208,16 +196,14 @@ def frequencies(label: str, curves: Mapping[str, np.ndarray]) -> str:
             axes.plot(100 * kept / values.size, 100 * values[kept - 1], color=colour, linewidth=1.6, label=name)
         axes.set_xscale("log")
         axes.set_yscale("log")
-        axes.set_xlabel("units, most active first, %")
-        axes.set_ylabel(label + ", %")
         for axis in (axes.xaxis, axes.yaxis):
             axis.set_major_formatter(lambda value, _: f"{value:g}")
 
-    return _svg(label, draw)
+    return _svg(label, draw, "units, most active first, %", f"{label}, %")
 
 
-def _svg(label: str, draw: Callable[[Any], None], height: float = HEIGHT) -> str:
-    """Draws on new axes and returns an <svg> element; `label` is its accessible name."""
+def _svg(label: str, draw: Callable[[Any], None], across: str, up: str = "", height: float = HEIGHT) -> str:
+    """Draws on new axes with two labels and returns an <svg> element; `label` is its accessible name."""
     import matplotlib
     from matplotlib.collections import PathCollection
     from matplotlib.figure import Figure
@@ -247,6 +233,8 @@ def _svg(label: str, draw: Callable[[Any], None], height: float = HEIGHT) -> str
         figure = Figure(figsize=(WIDTH, height), layout="constrained")
         axes = figure.add_subplot()
         draw(axes)
+        axes.set_xlabel(across)
+        axes.set_ylabel(up)
         if axes.get_legend_handles_labels()[1]:
             for handle in figure.legend(loc="outside upper left", ncols=2).legend_handles:
                 if isinstance(handle, PathCollection):

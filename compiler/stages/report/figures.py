@@ -312,7 +312,6 @@ def matrix_bits(model: Model, formats: Formats) -> dict[str, dict[int, float]]:
 
 
 def expected_losses(losses: Sequence[MatrixLoss], spec: ModelSpec) -> dict[str, list[float]]:
-    """Returns the expected divergence by kind of matrix, a figure for each layer."""
     found: dict[str, list[float]] = {}
     for one in losses:
         matrix = unit_role(one.role, spec)

@@ -305,8 +305,7 @@ def environment(*folders: Path) -> jinja2.Environment:
 
 
 def shown(value: Any) -> Any:
-    """Escapes control characters and marks of writing direction in a template's text, which a stranger may have chosen;
-    line feeds stay, since a sample has them."""
+    """Escapes control characters and marks of writing direction in a stranger's text; line feeds stay."""
     return "\n".join(map(printable, value.split("\n"))) if type(value) is str else value
 
 

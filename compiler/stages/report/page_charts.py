@@ -59,7 +59,6 @@ class Inputs:
 
 
 def charts_of(inputs: Inputs, curves: tuple[FrequencyCurve, ...]) -> Iterator[Chart]:
-    """Yields the charts whose numbers exist, in the order of the stages."""
     if inputs.verification.ladder:
         yield ladder_chart(inputs.verification.ladder)
     for found in inputs.verification.drafts:
@@ -277,8 +276,6 @@ PREDICTOR_COLUMNS = (
 
 @dataclass(frozen=True)
 class PredictorPart:
-    """The page's part about activation predictors: size and quality layer by layer, and their cost."""
-
     sentence: str
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
@@ -295,7 +292,6 @@ def predictor_part(inputs: Inputs) -> PredictorPart | None:
 
 
 def decode_share(inputs: Inputs) -> float:
-    """Returns the share of a token's simulated time that computing with the predictors takes."""
     run, predictors = inputs.verification.run, inputs.predictors
     token_s = run.modelled_s / run.num_tokens
     scored = scored_bytes(inputs.model.spec, predictors.layers if predictors else ())

@@ -105,7 +105,6 @@ def run(
 
 
 def needs(build: "Build") -> StageNeeds:
-    """Counts a layer, all sizes of a predictor, and hidden states of a model variant per layer, twice."""
     spec = build.model.spec
     running = build.running_bytes(8, 8 if spec.is_mixture else 0)
     hidden = 2 * 4 * (spec.num_hidden_layers + 1) * EFFECT_TOKENS * spec.hidden_size

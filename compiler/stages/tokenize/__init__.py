@@ -95,7 +95,6 @@ def run(config: TokenizeConfig, model: Model, work: Workspace) -> Corpus:
 
 
 def needs(build: "Build") -> StageNeeds:
-    """Returns what the stage takes: the text of one split, its tokens, and the tokenizer."""
     settings = build.settings["tokenize"]
     tokens = settings["calibration_tokens"] + 2 * settings["evaluation_tokens"]
     text = 4 * max(MIN_TEXT_CHARS, MAX_CHARS_PER_TOKEN * tokens)

@@ -179,7 +179,6 @@ class _Text:
 
 
 def needs(build: "Build") -> StageNeeds:
-    """Counts two sessions' DRAM and a read buffer, a layer's weights or the heads, and the logits of two blocks."""
     logits = LOGIT_BYTES * build.block_tokens * build.model.spec.vocab_size
     num_heads = 2 if build.has("relufy") or build.has("distill") else 1  # the source's, and that of what was packed
     held = SESSIONS * build.dram_budget_bytes + max(build.layer_weights_bytes, num_heads * build.head_bytes) + logits
