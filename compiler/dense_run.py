@@ -223,12 +223,9 @@ def dense_run(
 ) -> DenseRun | None:
     """Returns the fastest dense run within `budget_bytes` of DRAM on `device`; None where its buffers alone exceed it.
 
-    Args:
-        room_bytes: DRAM for units and the read buffer; None for that of a build of this run alone, with the default
-            cache. A build that may take another method or cache keeps more beside them.
-        naive: Pin no unit, regardless of room.
-        reads_ahead: Whether a run that reads ahead is considered, too.
-        family: The family of the MLP's units; None for a dense run's own.
+    `room_bytes` is the DRAM for units and the read buffer; None for a build of this run alone, with the default cache,
+    since another method or cache keeps more beside them. A `naive` run pins no unit, regardless of room. `family` is
+    that of the MLP's units; None for a dense run's own.
     """
     spec = model.spec
     family = family or dense_family(spec)

@@ -22,9 +22,8 @@ def model_names() -> list[str]:
 
 
 def device_file(name_or_path: str, build_dir: Path) -> Path:
-    """Finds a device's profile: see `coldpress.runtime.profiles.devices.device_path`.
-
-    `host` is the measured profile `<build_dir>/host.yaml` where one exists (compiler/device/command.py writes it).
+    """Finds a device's profile; `host` is `<build_dir>/host.yaml` where it exists (compiler/device/command.py writes
+    it).
 
     Raises:
         UnknownNameError: if the argument is neither a path nor a known name.

@@ -87,13 +87,8 @@ class Passes:
         in_cache: bool = True,
         as_large: ModelSpec | None = None,
     ) -> Curve:
-        """Returns a selector's curve.
-
-        Args:
-            densities: Those that are measured, of `along.densities`; None: all.
-            in_cache: Whether a selector that sees residency chooses with a cache in the loop.
-            as_large: See `variants`.
-        """
+        """Returns a selector's curve at `densities`, None for all of `along`'s; `in_cache` and `as_large` as in
+        `variants`."""
         spec = self.stream.spec
         at = [density for density in reached(along, options, spec) if densities is None or density in densities]
 

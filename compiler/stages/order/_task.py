@@ -63,16 +63,9 @@ def modelled(
     gaps: np.ndarray,
     num_layers: int = 1,
 ) -> list[Modelled]:
-    """Returns the cost of reading `bits` in an order, for each of `gaps`.
-
-    Args:
-        bits: uint8 [num_units, num_layers * ceil(num_tokens / 8)], packed activations that cause a flash read.
-        num_tokens: Tokens in the bits of a layer.
-        order: Unit ids by flash position.
-        unit_bytes: Bytes of one layer's part of a unit.
-        gaps: int64 bytes, ascending.
-        num_layers: Layers of the group, side by side in `bits`.
-    """
+    """Returns the cost of reading `bits` in an order, unit ids by flash position, for each of `gaps`, int64 bytes,
+    ascending. `bits` are packed activations that cause a flash read, uint8 [num_units, num_layers * ceil(num_tokens /
+    8)], those of a group's layers side by side; `unit_bytes` are those of one layer's part of a unit."""
     totals = np.zeros((3, gaps.size))
     for layer, part in enumerate(np.split(bits, num_layers, axis=1)):
         units = Strided(layer * unit_bytes, unit_bytes, num_layers * unit_bytes)
@@ -279,15 +272,8 @@ def read_bits(
     options: Mapping[str, Any] | None = None,
 ) -> np.ndarray:
     """Returns the activations that are read from flash, packed like `bits`: uint8 [num_units, ceil(num_tokens / 8)].
-
-    Args:
-        bits: Packed activations (schemas/activations.py).
-        pinned: bool [num_units], always in DRAM.
-        cache: A file of runtime/cache.
-        cache_slots: Units that the cache holds beside the pinned ones; it starts empty.
-        options: The policy's options. A policy that uses flash positions gets unit ids instead, since the order is not
-            known yet.
-    """
+    `pinned`, bool [num_units], are always in DRAM; beside them the cache, a file of runtime/cache, holds `cache_slots`
+    units, none at first. A policy that uses flash positions gets unit ids instead, since the order is not known yet."""
     found = bits.copy()
     found[pinned] = 0
     known = Known(len(bits), cache_slots, np.flatnonzero(pinned), np.arange(len(bits)))

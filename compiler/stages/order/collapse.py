@@ -75,17 +75,10 @@ def refine(task: Task, start: np.ndarray, gap_cost: float) -> np.ndarray:
 
 
 def nearest_friends(counts: np.ndarray, totals: np.ndarray, units: np.ndarray, num_friends: int) -> np.ndarray:
-    """Returns for each of `units` its most similar ones (Jaccard), int32 [m, num_friends], nearest first.
-
-    Friends are indices into `units`; -1 where there are no more. Ties keep roughly the order of ids: the result is
-    deterministic, and either friend would do.
-
-    Args:
-        counts: Co-activation counts [n, n]; only [i, j] with i < j is read.
-        totals: Activations of each unit, int64 [n].
-        units: Ids, ascending.
-        num_friends: At least 1.
-    """
+    """Returns for each of `units`, ascending, its most similar ones (Jaccard), int32 [m, num_friends], nearest first:
+    indices into `units`, -1 where there are no more. Ties keep roughly the order of ids: the result is deterministic,
+    and either friend would do. Of the co-activation counts [n, n] only [i, j] with i < j is read; `totals` are int64
+    [n]."""
     friends = np.full((units.size, num_friends), -1, np.int32)
     likeness = np.zeros((units.size, num_friends), np.float32)
     _find(counts, totals, units, friends, likeness)
@@ -122,16 +115,12 @@ def gap_step(gap_cost: float) -> int:
 
 
 def improve(words: np.ndarray, order: np.ndarray, friends: np.ndarray, gap_cost: float, visits: np.ndarray) -> float:
-    """Improves `order` in place; returns the reads saved over all tokens.
+    """Improves `order` in place, unit ids by place, int64 [n]; returns the reads saved over all tokens. Single units
+    are moved until that hardly helps any more, then segments of up to LONGEST_SEGMENT units.
 
-    Single units are moved until that hardly helps any more, then segments of up to LONGEST_SEGMENT units.
-
-    Args:
-        words: Packed activations uint64 [n, num_words].
-        order: Unit ids by place, int64 [n].
-        friends: Candidates for a place beside, int32 [n, k]; -1 for none.
-        gap_cost: Cost of one unit read for nothing, in reads.
-        visits: The order in which units are tried, a permutation, int64 [n].
+    `words` are packed activations uint64 [n, num_words], `friends` candidates for a place beside, int32 [n, k], -1 for
+    none, `gap_cost` is the cost of one unit read for nothing, in reads, and `visits` the order in which units are
+    tried, a permutation, int64 [n].
     """
     step = gap_step(gap_cost)
     places = np.empty_like(order)

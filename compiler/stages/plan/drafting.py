@@ -74,12 +74,9 @@ def with_draft_model(setting: Setting, drafter: Drafter) -> tuple[Plan, str]:
 
 
 def with_draft(named: str, setting: Setting, blocks: Callable[[], np.ndarray]) -> tuple[Plan, str]:
-    """Returns the setting's plan with the draft that it gets, and the reason.
-
-    Args:
-        named: A file of runtime/drafts, or `auto`.
-        setting: The plan, complete but for drafts, on the build's device.
-        blocks: Gives validation text, int [num_blocks, block_tokens]; called only where drafts may pay.
+    """Returns the setting's plan, complete but for drafts, with the draft that it gets, and the reason. `named` is a
+    file of runtime/drafts, or `auto`; `blocks` gives validation text, int [num_blocks, block_tokens], where drafts may
+    pay.
 
     Raises:
         ColdpressError: if a draft is named, and a token changes what the next one uses.

@@ -172,14 +172,10 @@ def _shared(run: Run, section: Section) -> float:
 
 @lru_cache(maxsize=4096)
 def guess_precision(overlap: float, density: float, guess: float, steps: int = 1) -> float:
-    """Returns the expected precision of a guess, for jointly normal inputs of two layers with the measured overlap.
-
-    Args:
-        overlap: Share of a layer's units that the layer before uses too; 0 if unknown.
-        density: Share of all units that a layer uses.
-        guess: Share of the earlier layer's units that are read: those with the largest entries.
-        steps: Layers between the two; the correlation falls with every one.
-    """
+    """Returns the expected precision of a guess, for jointly normal inputs of two layers: those units of the earlier
+    layer with the largest entries, a share `guess` of them. `overlap` is the share of a layer's units that the layer
+    before uses too, 0 if unknown; `density` that of all units that a layer uses; the correlation falls with each of
+    `steps` layers."""
     if density >= 1 or overlap >= 1:
         return 1.0
     if overlap <= density:  # no more than by chance; 0 (unknown) counts as never right

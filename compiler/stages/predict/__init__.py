@@ -189,6 +189,7 @@ class Trainer:
         experts = _experts(model, entry.layer, inputs, bits) if model.spec.is_mixture else None
         parts = training.split(inputs, bits, HELD_OUT_SHARE, experts)
         self.fitted, self.chosen_by, self.judged_on = parts
+        self._training = training
         self._config, self._model, self._layer = config, model, entry.layer
         self._exact_zeros, self._format, self._work = activations.exact_zeros, format_name, work
         self._num_units = num_units(family, model.spec)
@@ -209,15 +210,23 @@ class Trainer:
 
     @functools.cached_property
     def _gate(self) -> "torch.Tensor":
-        return _gate(self._model, self._exact_zeros, self._layer, self._num_units, self._config.seed)
+        """The matrix whose output's sign is the activity, float32 [num_units, hidden_size]; else a random one."""
+        import torch
+
+        spec = self._model.spec
+        if not self._exact_zeros:
+            seed = self._config.seed + self._layer
+            return self._training.random_gate(self._num_units, spec.hidden_size, seed)
+        names = matrices("gate_proj" if spec.gated_mlp else "up_proj", spec)
+        read = (read_role(self._model, f"layers.{self._layer}.{name}.weight") for name in names)
+        parts = [torch.from_numpy(matrix).float() for matrix in read]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def _train(self, rank: int) -> "Weights":
-        from coldpress.compiler.stages.predict import training as training
-
         # a power of two, shared by several ranks: all directions take minutes at a hidden size of 4096
         directions = self._directions(max(LEAST_DIRECTIONS, 1 << (rank - 1).bit_length()))
-        return training.train(
-            training.initial(rank, directions, self.fitted, self._gate),
+        return self._training.train(
+            self._training.initial(rank, directions, self.fitted, self._gate),
             self.fitted,
             self.chosen_by,
             self._config.predictor_steps,
@@ -229,23 +238,19 @@ class Trainer:
         )
 
     def _directions(self, count: int) -> "torch.Tensor":
-        from coldpress.compiler.stages.predict import training as training
-
         if self._found is None or self._found[0] != count:
-            self._found = count, training.main_directions(self.fitted, self._gate, count)
+            self._found = count, self._training.main_directions(self.fitted, self._gate, count)
         return self._found[1]
 
     def _points(self, weights: "Weights") -> tuple[tuple[Point, ...], bool]:
         """Returns thresholds and their quality; the first has the target recall, or less if that predicts too much."""
-        from coldpress.compiler.stages.predict import training as training
-
-        found = training.choose_threshold(weights, self.chosen_by, TARGET_RECALL)
+        found = self._training.choose_threshold(weights, self.chosen_by, TARGET_RECALL)
         density = self.chosen_by.density
-        limit = training.limit_threshold(weights, self.chosen_by, OVERPREDICTION * density)
+        limit = self._training.limit_threshold(weights, self.chosen_by, OVERPREDICTION * density)
         first = max(found, limit)
-        safer = (training.choose_threshold(weights, self.chosen_by, recall) for recall in SAFER_RECALLS)
+        safer = (self._training.choose_threshold(weights, self.chosen_by, recall) for recall in SAFER_RECALLS)
         thresholds = sorted({first, *(min(first, threshold) for threshold in safer)}, reverse=True)
-        qualities = [training.quality(weights, threshold, self.judged_on) for threshold in thresholds]
+        qualities = [self._training.quality(weights, threshold, self.judged_on) for threshold in thresholds]
         points = (
             Point(threshold=threshold, **{name: getattr(quality, name) for name in QUALITY})
             for threshold, quality in zip(thresholds, qualities, strict=True)
@@ -290,17 +295,3 @@ def ladder_ranks(expected: float, largest: int, format_name: FormatName) -> tupl
     found = list(dict.fromkeys(every))
     first = next(place for place, rank in enumerate(found) if rank >= min(largest, LOWEST * expected))
     return tuple(dict.fromkeys((found[0], *found[first:])))
-
-
-def _gate(model: Model, exact_zeros: bool, layer: int, num_units: int, seed: int) -> "torch.Tensor":
-    """Returns the matrix whose output's sign is the activity, float32 [num_units, hidden_size]; else a random one."""
-    import torch
-
-    from coldpress.compiler.stages.predict import training as training
-
-    spec = model.spec
-    if not exact_zeros:
-        return training.random_gate(num_units, spec.hidden_size, seed + layer)
-    names = matrices("gate_proj" if spec.gated_mlp else "up_proj", spec)
-    parts = [torch.from_numpy(read_role(model, f"layers.{layer}.{name}.weight")).float() for name in names]
-    return parts[0] if len(parts) == 1 else torch.cat(parts)

@@ -72,14 +72,9 @@ def split(
     inputs: np.ndarray, bits: np.ndarray, held_out_share: float, experts: np.ndarray | None = None
 ) -> tuple[Part, Part, Part]:
     """Returns the parts to fit on, to choose by and to judge on, in the order of the text; the last two share the
-    held-out tokens.
-
-    Args:
-        inputs: float16 [num_tokens, hidden_size].
-        bits: uint8 [num_units, ceil(num_tokens / 8)], packed along tokens.
-        held_out_share: Share of the tokens that is not fitted on.
-        experts: bool [num_tokens, E], equally many for each token; None without experts.
-    """
+    tokens that are held out, a share `held_out_share`. `inputs` are float16 [num_tokens, hidden_size], `bits` uint8
+    [num_units, ceil(num_tokens / 8)], packed along tokens, `experts` bool [num_tokens, E], equally many for each
+    token."""
     num_tokens = len(inputs)
     active = _unpacked(bits, num_tokens).T if experts is None else _labels(bits, torch.from_numpy(experts))
     held_out = max(2, round(num_tokens * held_out_share))
@@ -163,17 +158,9 @@ def train(
     format_name: FormatName,
     dtype: torch.dtype = torch.float32,
 ) -> Weights:
-    """Runs Adam from `start` with a cosine schedule; returns the weights that, as stored, predict least at
-    `target_recall`.
-
-    Args:
-        start: Initial weights; not modified.
-        chosen_by: Tokens that decide which of the evaluated weights win.
-        steps: Updates; fewer if two evaluations in a row bring no gain.
-        target_recall: Recall at which weights are compared.
-        format_name: Format that the weights will be stored in.
-        dtype: Arithmetic of an update; weights, Adam's state and the scores that decide are float32.
-    """
+    """Runs Adam from `start` with a cosine schedule; returns the weights that, as stored in `format_name`, predict
+    least of `chosen_by` at `target_recall`. It ends after `steps` updates, or two evaluations in a row without a gain.
+    An update computes in `dtype`; weights, Adam's state and the scores that decide are float32."""
     fc1, fc2 = start.fc1.clone(), start.fc2.clone()
     optimizer = torch.optim.Adam([fc1, fc2])
     rate, weight = LEARNING_RATE / math.sqrt(fc1.shape[1]), _positive_weight(fitted)

@@ -195,13 +195,8 @@ def check_ram(stages: tuple[StageNeeds, ...], free_bytes: int) -> None:
 def check_disk(
     stages: tuple[StageNeeds, ...], free_bytes: int, folder: Path, device: str, download: Download = NOTHING
 ) -> None:
-    """Refuses the build if download and build together still need more disk space than is free.
-
-    Args:
-        folder: Folder of the model's build; array files of earlier runs in it are overwritten.
-        device: Name of the device; stages that depend on it write into a subfolder of that name.
-        download: What is downloaded before the build, perhaps to another disk.
-    """
+    """Refuses the build if `download`, perhaps to another disk, and build together still need more disk space than is
+    free. Array files of earlier runs are overwritten, in `folder`, and in its subfolder named like the device."""
     same_disk = bool(download.num_bytes) and _disk_of(download.folder) == _disk_of(folder)
     _check_download_disk(download, free_bytes if same_disk else _free_disk_bytes(download.folder))
     free_bytes -= download.num_bytes if same_disk else 0

@@ -16,6 +16,7 @@ import functools
 import logging
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
@@ -160,54 +161,50 @@ def choose(
     return trial.record(sizes, level)
 
 
+@dataclass
 class Trial:
     """Perplexities of the model with all predictors in it; each is measured once."""
 
-    def __init__(
-        self,
-        selector: Selector[Any],
-        stream: "LayerStream",
-        tokens: np.ndarray,
-        ladders: Mapping[int, Ladder],
-        num_selected: Mapping[int, int],
-        nll_whole: float,
-    ) -> None:
-        self._stream, self._tokens, self._ladders, self._nll_whole = stream, tokens, ladders, nll_whole
-        self._selector, self._num_selected = selector, num_selected
-        self._measured: dict[tuple[tuple[int, ...], int], tuple[float, dict[int, float]]] = {}
+    selector: Selector[Any]
+    stream: "LayerStream"
+    tokens: np.ndarray
+    ladders: Mapping[int, Ladder]
+    num_selected: Mapping[int, int]
+    nll_whole: float
+    measured: dict[tuple[Sizes, int], tuple[float, dict[int, float]]] = field(default_factory=dict)
 
     def nbytes(self, sizes: Sizes) -> int:
-        return sum(ladder.rungs[at].nbytes for ladder, at in zip(self._ladders.values(), sizes, strict=True))
+        return sum(ladder.rungs[at].nbytes for ladder, at in zip(self.ladders.values(), sizes, strict=True))
 
     def loss(self, sizes: Sizes, level: int) -> float:
         """Returns the rise in mean negative log likelihood, in nats; `level` is that of thresholds."""
-        if (sizes, level) not in self._measured:
+        if (sizes, level) not in self.measured:
             from coldpress.compiler.stages.size.passes import Networks, network_of, nll_with
 
-            hidden_size = self._stream.spec.hidden_size
+            hidden_size = self.stream.spec.hidden_size
 
             def network(layer: int, rung: Rung) -> "Network":
-                shape = self._ladders[layer].format, rung, _point(rung, level), hidden_size
-                return network_of(self._selector, *shape, self._num_selected[layer])
+                shape = self.ladders[layer].format, rung, _point(rung, level), hidden_size
+                return network_of(self.selector, *shape, self.num_selected[layer])
 
-            rungs = zip(self._ladders.items(), sizes, strict=True)
+            rungs = zip(self.ladders.items(), sizes, strict=True)
             networks = Networks(
                 {layer: functools.partial(network, layer, ladder.rungs[at]) for (layer, ladder), at in rungs}
             )
-            nll, cosines = nll_with(self._stream, self._tokens, networks)
-            self._measured[sizes, level] = float(nll.mean()), cosines
+            nll, cosines = nll_with(self.stream, self.tokens, networks)
+            self.measured[sizes, level] = float(nll.mean()), cosines
             LOG.info(
                 "size: %s bytes of predictors at thresholds %d: perplexity %.5f times that of the model without",
-                *(f"{self.nbytes(sizes):,}", level, math.exp(float(nll.mean()) - self._nll_whole)),
+                *(f"{self.nbytes(sizes):,}", level, math.exp(float(nll.mean()) - self.nll_whole)),
             )
-        return self._measured[sizes, level][0] - self._nll_whole
+        return self.measured[sizes, level][0] - self.nll_whole
 
     def record(self, sizes: Sizes, level: int) -> Predictors:
-        _, cosines = self._measured[sizes, level]
-        tried = {self.nbytes(other): math.exp(nll) for (other, at), (nll, _) in self._measured.items() if at == level}
-        spec = self._stream.spec
+        _, cosines = self.measured[sizes, level]
+        tried = {self.nbytes(other): math.exp(nll) for (other, at), (nll, _) in self.measured.items() if at == level}
+        spec = self.stream.spec
         return Predictors(
-            weights_sha256=self._stream.model.weights_sha256,
+            weights_sha256=self.stream.model.weights_sha256,
             layers=tuple(
                 LayerPredictor(
                     layer=layer,
@@ -220,10 +217,10 @@ class Trial:
                     output_cosine=cosines[layer],
                     **_point(rung, level).model_dump(),
                 )
-                for (layer, ladder), at in zip(self._ladders.items(), sizes, strict=True)
+                for (layer, ladder), at in zip(self.ladders.items(), sizes, strict=True)
                 for rung in [ladder.rungs[at]]
             ),
-            ppl_without=math.exp(self._nll_whole),
+            ppl_without=math.exp(self.nll_whole),
             tried=tuple(SizesTried(predictor_bytes=nbytes, ppl=ppl) for nbytes, ppl in sorted(tried.items())),
         )
 

@@ -75,15 +75,14 @@ def effects_alone(
     ladders: Mapping[int, Ladder],
     num_selected: Mapping[int, int],
 ) -> tuple[dict[int, np.ndarray], dict[int, float]]:
-    """Measures each layer's predictors while all other layers are whole; `num_selected` as in `network_of`, by layer.
+    """Measures each layer's predictors while all other layers are whole: per layer the squared error of the MLP's
+    output with each size, float64, and half the mean square of what its smallest predictor adds to a token's log
+    likelihood. For small changes that is the divergence of the two models in nats; the mean itself would be lost in
+    noise.
 
     A variant of the model joins the pass at the layer whose smallest predictor it tests, so each layer is read once.
-    Memory holds the hidden states of all variants: at 7B, for 1,024 tokens, as much as a layer.
-
-    Returns:
-        Per layer the squared error of the MLP's output with each size, float64, and half the mean square of what its
-            smallest predictor adds to a token's log likelihood. For small changes that is the divergence of the two
-            models in nats; the mean itself would be lost in noise.
+    Memory holds the hidden states of all variants: at 7B, for 1,024 tokens, as much as a layer. `num_selected` as in
+    `network_of`, by layer.
     """
     hidden, count = stream.embed(tokens), len(tokens)
     errors: dict[int, np.ndarray] = {}
@@ -172,12 +171,8 @@ def _watching(networks: list[Network], mlp: Mlp, found: np.ndarray, first_block:
 def nll_with(
     stream: LayerStream, tokens: np.ndarray, networks: Mapping[int, Network]
 ) -> tuple[np.ndarray, dict[int, float]]:
-    """Runs the model with the predictors of `networks`.
-
-    Returns:
-        The negative log likelihood of every token, float64 [num_blocks, T - 1], and per layer the mean cosine of the
-            MLP's output with and without the units that its predictor leaves out.
-    """
+    """Returns the negative log likelihood of every token with the predictors of `networks`, float64 [num_blocks, T -
+    1], and per layer the mean cosine of the MLP's output with and without the units that its predictor leaves out."""
     cosines = {layer: np.zeros(len(tokens)) for layer in networks}
 
     def of_layer(layer: int) -> BlockHooks | None:

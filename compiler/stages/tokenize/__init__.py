@@ -155,18 +155,9 @@ def _split(
 def make_blocks(
     documents: Iterable[str], tokenizer: SourceTokenizer, num_blocks: int, block_tokens: int, bos: int | None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Cuts documents into blocks of tokens.
-
-    Args:
-        documents: Texts; only as many are tokenized as needed.
-        num_blocks: Blocks wanted; fewer if the text ends before.
-        block_tokens: Length of a block, `bos` included.
-        bos: First token of each block, unless None.
-
-    Returns:
-        Token ids int32 [at most num_blocks, block_tokens], and the number of each token's document, int32 of the same
-            shape.
-    """
+    """Cuts documents into blocks of `block_tokens` tokens, each of which begins with `bos` unless it is None; tokenizes
+    only as many documents as are needed. Returns token ids int32 [at most num_blocks, block_tokens], and the number of
+    each token's document, int32 of the same shape."""
     payload = block_tokens - (bos is not None)
     ids: list[int] = []
     places: list[np.ndarray] = []

@@ -104,13 +104,11 @@ def records(file: Path, text: str, is_cut: bool) -> Iterator[tuple[str, Any]]:
 def parquet_records(
     file: Path, choose: Callable[[str, Sequence[str]], Sequence[str]]
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yields (place as `name:row`, record) of each row of a parquet file.
+    """Yields (place as `name:row`, record) of each row of a parquet file. `choose` returns the columns to read, given
+    the place of the first row and the names of all columns.
 
     A few kilobytes of parquet can expand to terabytes of rows. So only the needed columns are read, a few rows at a
     time, and never with more than `MAX_BATCH_BYTES` of memory.
-
-    Args:
-        choose: Returns the columns to read, given the place of the first row and the names of all columns.
 
     Raises:
         ColdpressError: if the file cannot be read, or a few of its rows take too much memory.

@@ -85,8 +85,7 @@ class RowReader:
         return text
 
     def columns(self, place: str, names: Sequence[str]) -> list[str]:
-        """Returns the columns to read from a table whose rows all have the fields `names`; `place` is that of its first
-        row.
+        """Returns the columns to read from a table with the fields `names`, whose first row has the place `place`.
 
         Raises:
             ColdpressError: if no column is known to hold text.

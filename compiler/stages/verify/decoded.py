@@ -119,13 +119,9 @@ def decode(
     threads: int = 1,
     plan: Plan | None = None,
 ) -> Decoded:
-    """Decodes all blocks, each token with its own units.
-
-    Args:
-        blocks: int32 [num_blocks, block_tokens].
-        much: Whether only the first tokens are decoded one by one, in one run.
-        plan: The plan to decode with; None for the artifact's largest, the only one whose mechanisms are compared.
-    """
+    """Decodes all blocks, int32 [num_blocks, block_tokens], each token with its own units; with `much` text only the
+    first tokens one by one, in one run. `plan` is None for the artifact's largest, the only one whose mechanisms are
+    compared."""
     replayed = Replayed(folder, plan=plan)
     session, lengths, adapts = replayed.session, replayed.lengths, replayed.session.plan.collapse == "adaptive"
 

@@ -179,15 +179,9 @@ class DenseComparison:
         packed: Callable[[int], np.ndarray] | None = None,
         router_scores: Mapping[int, Sequence[np.ndarray]] = MappingProxyType({}),
     ) -> None:
-        """Opens the artifact.
-
-        Args:
-            blocks: int32 [num_blocks, block_tokens].
-            packed: Block -> logits of the packed weights, float32 [block_tokens, vocab_size]; None if they are the
-                source's.
-            router_scores: Layer -> of each block, the scores of the packed weights' router, float32 [block_tokens,
-                num_experts]; of no layer that is not a mixture's.
-        """
+        """Opens the artifact. `blocks` is int32 [num_blocks, block_tokens]; `packed` maps a block to logits of the
+        packed weights, float32 [block_tokens, vocab_size], None if they are the source's; `router_scores` a mixture's
+        layer to the scores of the packed weights' router in each block, float32 [block_tokens, num_experts]."""
         self._session, self._blocks, self._packed = Session(folder, plan=_reading_much(folder)), blocks, packed
         self._one_at_a_time, self._router_scores = threading.Lock(), router_scores
         self._router_errors, self._ties = np.zeros(blocks.shape), 0

@@ -54,15 +54,9 @@ class Simulated:
 
 
 def climb(artifact: Artifact, plan: Plan, trace: Sequence[Event], model: Model) -> tuple[LadderStep, ...]:
-    """Returns the steps up to `plan`, each beside the best step before it; none where the plan uses every unit.
-
-    The ladder begins with the selector if no dense run fits the budget.
-
-    Args:
-        plan: The plan of the last step. Its selector must not see what is in DRAM: under another plan it would make
-            requests that were not recorded.
-        trace: The requests of decoding two tokens or more under `plan`.
-    """
+    """Returns the steps up to `plan`, each beside the best step before it; none where the plan uses every unit. The
+    ladder begins with the selector if no dense run fits the budget. `trace` has the requests of two decoded tokens or
+    more under `plan`, whose selector must not see what is in DRAM: under another plan it would make others."""
     if plan.method == DENSE or all(part.density >= 1 for part in plan.parts):
         return ()
     name, first, changes = _steps(artifact, plan, model)
