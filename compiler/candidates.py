@@ -5,8 +5,6 @@ names one: a new file of a plug-in package takes part without an edit. Selectors
 training pays where zeros are exact, need such a model.
 """
 
-from collections.abc import Sequence
-
 from coldpress.runtime import plugins
 from coldpress.runtime.cache import CachePolicy
 from coldpress.runtime.drafts import Draft
@@ -192,14 +190,10 @@ def _fits(method: str, options: Options, spec: ModelSpec) -> bool:
 def _families(method: str, options: Options, spec: ModelSpec) -> tuple[str, ...]:
     selector = load("coldpress.runtime.sparsity", Selector, method)
     families = selector.families(spec, options_of(selector, options))
-    _check_families(method, families, spec)
-    return tuple(families)
-
-
-def _check_families(method: str, families: Sequence[str], spec: ModelSpec) -> None:
     expected = missing_for_decoder(families, spec)
     if expected:
         raise ColdpressError(
             f"method={method} keeps {'+'.join(families)} on flash, expected {expected}; use method=dense or topk with "
             "the families that it has by default"
         )
+    return tuple(families)

@@ -108,6 +108,15 @@ def standing(package: Package, *others: Path) -> Path:
     )
 
 
+def check_verified(artifact_sha256: str, package: Package) -> None:
+    """Raises ColdpressError if a verification is of another artifact than the package's."""
+    if artifact_sha256 != package.manifest_sha256:
+        raise ColdpressError(
+            f"the verification is of artifact {artifact_sha256[:12]}, the package is "
+            f"{package.manifest_sha256[:12]}; run verify again"
+        )
+
+
 def identity(folder: Path) -> str | None:
     """Returns the sha256 of an artifact's manifest; None where there is no artifact."""
     manifest = folder / MANIFEST_FILE

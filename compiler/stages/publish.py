@@ -18,7 +18,7 @@ from pydantic import Field
 from coldpress.compiler.block_statistics import with_error
 from coldpress.compiler.headline import remedies
 from coldpress.compiler.io import make_folder, sync_folder
-from coldpress.compiler.publishing import identity, move, point, remove, remove_leftovers, standing
+from coldpress.compiler.publishing import check_verified, identity, move, point, remove, remove_leftovers, standing
 from coldpress.compiler.shared_settings import MAX_PPL_RATIO, Off, PositiveFloat, QualitySetting
 from coldpress.runtime import plugins
 from coldpress.runtime.artifact.reader import open_artifact
@@ -71,11 +71,7 @@ def run(config: PublishConfig, package: Package, verification: Verification) -> 
         DoesNotFitError: if the run took more DRAM than the budget.
         ArtifactError: if the reader refuses the artifact, naming the place.
     """
-    if verification.artifact_sha256 != package.manifest_sha256:
-        raise ColdpressError(
-            f"the verification is of artifact {verification.artifact_sha256[:12]}, the package is "
-            f"{package.manifest_sha256[:12]}; run verify again"
-        )
+    check_verified(verification.artifact_sha256, package)
     target = Path(config.artifact).absolute()
     reports = tuple(Path(path).absolute() for path in (config.metrics, config.html, *config.exported))
     folder = standing(package, target)

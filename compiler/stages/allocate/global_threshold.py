@@ -8,9 +8,6 @@ from coldpress.compiler.stages.allocate._task import Rule, Shares, Task
 
 
 class Plugin(Rule):
-    def num_variants(self, num_layers: int, num_families: int) -> int:
-        return 0
-
     def densities(self, task: Task) -> Shares:
         found = {}
         for family, density in task.own.items():

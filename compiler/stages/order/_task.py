@@ -255,7 +255,7 @@ class Task:
 class Heuristic(PluginBase):
     """Orders the units of one family. The base class of all heuristics."""
 
-    COUNT_SQUARES: ClassVar[int]
+    COUNT_SQUARES: ClassVar[int] = 1
     """The most squares of pair counts [num_units, num_units] held at a time, for `preflight`."""
 
     @abstractmethod

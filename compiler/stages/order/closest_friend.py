@@ -12,8 +12,6 @@ from coldpress.compiler.stages.order._task import Arranged, Heuristic, Task
 
 
 class Plugin(Heuristic):
-    COUNT_SQUARES = 1
-
     def arrange(self, task: Task) -> Arranged:
         friends = closest_friends(task.activity.counts)
         order: list[int] = []
@@ -26,16 +24,11 @@ class Plugin(Heuristic):
         return Arranged(np.array(order, np.int32), "closest_friend")
 
 
-def closest_friends(counts: np.ndarray) -> np.ndarray:
+@compiled
+def closest_friends(counts):
     """Returns the unit that each unit is active with most, int64 [n]: the lowest id on ties, itself if there is none.
     Of `counts` [n, n] only [i, j] with i < j is read."""
     friends, most = np.arange(len(counts)), np.zeros(len(counts), np.int64)
-    _find(counts, friends, most)
-    return friends
-
-
-@compiled
-def _find(counts, friends, most):
     for i in range(len(counts)):
         for j in range(i + 1, len(counts)):
             count = np.int64(counts[i, j])
@@ -43,3 +36,4 @@ def _find(counts, friends, most):
                 most[i], friends[i] = count, j
             if count > most[j]:
                 most[j], friends[j] = count, i
+    return friends

@@ -9,7 +9,5 @@ from coldpress.compiler.stages.order.ripple import join_links
 
 
 class Plugin(Heuristic):
-    COUNT_SQUARES = 1
-
     def arrange(self, task: Task) -> Arranged:
         return Arranged(task.with_pinned_last(join_links(task.activity.counts, task.demand.left_on_flash)), "cold")

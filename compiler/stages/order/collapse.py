@@ -44,8 +44,6 @@ One sweep over 14,336 units takes about a quarter of it at 4,096 tokens and a re
 
 
 class Plugin(Heuristic):
-    COUNT_SQUARES = 1
-
     def arrange(self, task: Task) -> Arranged:
         start = misses.Plugin().arrange(task).order
         return Arranged(refine(task, start, gap_cost(task, task.judge(start).gap_bytes)), "collapse")

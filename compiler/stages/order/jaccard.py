@@ -22,16 +22,12 @@ class Plugin(Heuristic):
         return Arranged(task.with_pinned_last(join_links(weights, task.demand.left_on_flash)), "jaccard")
 
 
-def jaccard_weights(counts: np.ndarray, totals: np.ndarray) -> np.ndarray:
+@compiled
+def jaccard_weights(counts, totals):
     """Returns tokens with both units over tokens with either, times HIGHEST; uint16 [n, n], defined for i < j."""
     weights = np.zeros(counts.shape, np.uint16)
-    _jaccard(counts, totals, weights)
-    return weights
-
-
-@compiled
-def _jaccard(counts, totals, weights):
     for i in range(len(counts)):
         for j in range(i + 1, len(counts)):
             both = np.int64(counts[i, j])
             weights[i, j] = HIGHEST * both // max(1, totals[i] + totals[j] - both)
+    return weights

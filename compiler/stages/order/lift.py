@@ -22,23 +22,19 @@ class Plugin(Heuristic):
         return Arranged(task.with_pinned_last(join_links(weights, task.demand.left_on_flash)), "lift")
 
 
-def lift_weights(counts: np.ndarray, totals: np.ndarray, num_tokens: int) -> np.ndarray:
+@compiled
+def lift_weights(counts, totals, num_tokens):
     """Returns how much more often than by chance two units meet, P(ij) / (P(i) P(j)), scaled to uint16 [n, n]. A
     logarithm (linear between powers of two, hence the same on any machine) keeps order and fits the range: from 1 for a
     lift of 1 / num_tokens to HIGHEST for num_tokens; 0 for pairs that never meet."""
     weights = np.zeros(counts.shape, np.uint16)
-    _lift(counts, totals, num_tokens, weights)
-    return weights
-
-
-@compiled
-def _lift(counts, totals, num_tokens, weights):
     highest = _logarithm(num_tokens + 1.0)
     for i in range(len(counts)):
         for j in range(i + 1, len(counts)):
             if counts[i, j]:
                 above = _logarithm(counts[i, j] * num_tokens / (totals[i] * totals[j])) + highest
                 weights[i, j] = 1 + int((HIGHEST - 1) * above / (2 * highest))
+    return weights
 
 
 @compiled

@@ -10,8 +10,6 @@ from coldpress.compiler.stages.order.ripple import join_links
 
 
 class Plugin(Heuristic):
-    COUNT_SQUARES = 1
-
     def arrange(self, task: Task) -> Arranged:
         found = join_links(task.demand.missed.counts, task.demand.left_on_flash)
         return Arranged(task.with_pinned_last(found), "misses")

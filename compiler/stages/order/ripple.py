@@ -18,8 +18,6 @@ RUN_PAIRS = 1 << 23
 
 
 class Plugin(Heuristic):
-    COUNT_SQUARES = 1
-
     def arrange(self, task: Task) -> Arranged:
         return Arranged(join_links(task.activity.counts), "ripple")
 

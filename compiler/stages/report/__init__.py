@@ -12,6 +12,7 @@ from pydantic import Field
 
 from coldpress.compiler.io import replacing
 from coldpress.compiler.llama_bench import llama_cpp_runs
+from coldpress.compiler.publishing import check_verified
 from coldpress.compiler.shared_settings import SeedSetting
 from coldpress.compiler.stages.report.figures import make_metrics
 from coldpress.compiler.stages.report.page import render
@@ -21,7 +22,6 @@ from coldpress.schemas.config import Key
 from coldpress.schemas.corpus import Corpus
 from coldpress.schemas.curves import Curves
 from coldpress.schemas.device import DeviceProfile
-from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.layout import Layout
 from coldpress.schemas.metrics import Metrics, Verification
 from coldpress.schemas.model import Model
@@ -69,11 +69,7 @@ def run(
     Raises:
         ColdpressError: if the verification is of another artifact, or the file of llama-bench cannot be read.
     """
-    if verification.artifact_sha256 != package.manifest_sha256:
-        raise ColdpressError(
-            f"the verification is of artifact {verification.artifact_sha256[:12]}, the package is "
-            f"{package.manifest_sha256[:12]}; run verify again"
-        )
+    check_verified(verification.artifact_sha256, package)
     metrics = make_metrics(model, device, sparsity, layout, plans, package, verification, curves)
     if config.llama_bench is not None:
         metrics = metrics.model_copy(update={"llama_cpp": llama_cpp_runs(Path(config.llama_bench))})
