@@ -41,7 +41,7 @@ def _few_candidates() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(flash, "DRAWN_UNITS", 1 << 10)
         patch.setattr(trace, "TRACE_TOKENS", FEW_TOKENS)
-        for module in (explore, _finalists, allocate._judge):
+        for module in (explore, _finalists, allocate._searched):
             patch.setattr(module, "candidates", lambda *_: METHODS)
         yield
 
@@ -276,7 +276,7 @@ def test_a_text_of_few_tokens_is_measured_at_all_densities(
     building: Building, formats: Curves, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Few densities first, then all of them, on the same tokens: the trial run of `preflight` has no others."""
-    for module in (_finalists, allocate._judge):
+    for module in (_finalists, allocate._searched):
         monkeypatch.setattr(module, "candidates", lambda *_: ("dense", "dip_ca"))
     settings = {"max_ppl_ratio": 3.0, "format": "fp16", "explore_tokens": FEW_TOKENS}
     found = building.run(formats, "75%", monkeypatch, **settings)

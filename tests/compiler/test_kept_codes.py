@@ -175,7 +175,7 @@ def test_the_file_s_formats_are_taken_unmeasured_where_they_fit(
         return measured(passes, title, *rest)
 
     monkeypatch.setattr(Passes, "differences", counted)
-    for module in (_finalists, allocate._judge):
+    for module in (_finalists, allocate._searched):
         monkeypatch.setattr(module, "candidates", lambda *_: ("dense", "topk"))
 
     def taken(budget: str) -> Sparsity:
@@ -228,7 +228,7 @@ def test_matrices_have_smaller_formats_where_the_file_s_own_do_not_fit(
     model, corpus, activations, curves = explored
     own = own_layers(model)
     assert isinstance(own, tuple)
-    for module in (_finalists, allocate._judge):
+    for module in (_finalists, allocate._searched):
         monkeypatch.setattr(module, "candidates", lambda *_: ("dense", "topk"))
     monkeypatch.setattr(Passes, "format", _lossy(Passes.format))
     effects = np.random.default_rng(3).permutation(LAYERS) / 1e4
@@ -283,7 +283,7 @@ def test_formats_by_matrix_are_finer_where_more_is_lost_than_was_expected(
     explored: tuple[Model, Corpus, Activations, Curves], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, corpus, activations, curves = explored
-    for module in (_finalists, allocate._judge):
+    for module in (_finalists, allocate._searched):
         monkeypatch.setattr(module, "candidates", lambda *_: ("dense", "topk"))
     effects = np.zeros(LAYERS)
     effects[list(FINE)] = 0.005, 0.01, 0.03
