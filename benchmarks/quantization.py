@@ -37,8 +37,9 @@ from coldpress.compiler.activity.variants import compare
 from coldpress.compiler.block_statistics import standard_error
 from coldpress.compiler.cost_model import slice_bytes, weight_bytes
 from coldpress.compiler.io import load_arrays, load_record
-from coldpress.compiler.llama_cpp.types import decode, formats
-from coldpress.compiler.llama_cpp.types import type_of as type_of_format
+from coldpress.compiler.llama_cpp.formats import formats
+from coldpress.compiler.llama_cpp.formats import type_of as type_of_format
+from coldpress.compiler.llama_cpp.types import decode
 from coldpress.compiler.rounding import gptq, rtn
 from coldpress.compiler.rounding._matrix import Known, Rounding
 from coldpress.compiler.stages.allocate._mixed import Mixes, expected_effects

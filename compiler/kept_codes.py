@@ -4,7 +4,7 @@ they are, without a loss."""
 from coldpress.compiler.candidates import misfit
 from coldpress.compiler.checkpoint.tensors import codes_type
 from coldpress.compiler.cost_model import HasShapes, slice_bytes, stored_format
-from coldpress.compiler.llama_cpp.types import formats
+from coldpress.compiler.llama_cpp.formats import formats
 from coldpress.runtime.quantization._mixed import coarsest
 from coldpress.schemas.families import (
     BLOCKS,

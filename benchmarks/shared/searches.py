@@ -1,4 +1,4 @@
-"""Searches that the build's own, compiler/search/__init__.py, is compared with."""
+"""Searches that the build's own, compiler/search/beam.py, is compared with."""
 
 import itertools
 
@@ -47,4 +47,4 @@ def activeflow(space: Space, judge: Judge, goal: Goal) -> list[Judged]:
     return found
 
 
-SEARCHES: dict[str, Search] = {"beam": beam, "exhaustive": exhaustive, "activeflow": activeflow}
+SEARCHES: dict[str, Search] = {"beam": beam.judged, "exhaustive": exhaustive, "activeflow": activeflow}

@@ -1,14 +1,8 @@
-"""The types of GGUF's tensors: blocks of values in a row, their decoders, and the formats (runtime/quantization)
-that have the same values and layout."""
-
-import functools
-from collections.abc import Mapping
+"""The types of GGUF's tensors: blocks of values in a row, and their decoders."""
 
 import numpy as np
 
 from coldpress.runtime.kernels.products import decode_rows
-from coldpress.runtime.plugins import load, names
-from coldpress.runtime.quantization import Format
 
 NAMES = {
     **{0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 6: "Q5_0", 7: "Q5_1", 8: "Q8_0"},
@@ -39,15 +33,3 @@ def decode(rows: np.ndarray, dtype: str) -> np.ndarray:
 
     with np.errstate(all="ignore"):  # damaged scales give what is not finite, and `ingest` refuses it
         return dequantize(rows, GGMLQuantizationType[dtype])
-
-
-PACKAGE = "coldpress.runtime.quantization"
-
-
-@functools.cache
-def formats() -> Mapping[str, str]:
-    return {type_of(name): name for name in names(PACKAGE)}
-
-
-def type_of(format_name: str) -> str:
-    return load(PACKAGE, Format, format_name).GGUF_TYPE

@@ -1,16 +1,14 @@
 """The search of `method=auto`: which selector, density, formats and cache a build takes.
 
 A search sees a space of candidates and a judge, which says what a candidate costs; what counts as best is the goal's.
-So every search is compared under one law and one quality floor: `beam` is the build's, and
+So every search is compared under one law and one quality floor: `beam.py` is the build's, and
 benchmarks/shared/searches.py has those that it is compared with.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from itertools import product
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
-from coldpress.compiler.candidates import DENSE
 from coldpress.runtime.plan.kv_cache import DEFAULT_KV_CACHE
 from coldpress.schemas.families import Formats, Method, head_of
 from coldpress.schemas.layout import CacheName, KvCacheFormat
@@ -18,12 +16,6 @@ from coldpress.schemas.sparsity import SearchedRouting
 
 MARGIN = 0.05
 """Share of the dense run's time that another method must save; less may be noise, or beyond the estimate's accuracy."""
-WIDTH = 4
-"""Candidates that are followed."""
-HOPELESS = 3.0
-"""Times the seconds of the best one: a slower candidate is not followed, since no cache wins that back."""
-FIRST_CACHE = "static"
-"""The cache that candidates are ranked under: it costs the least to replay."""
 
 
 class Shared(NamedTuple):
@@ -168,86 +160,3 @@ def _by_quality(one: Judged) -> tuple[float, float]:
 
 Search = Callable[[Space, Judge, Goal], list[Judged]]
 """Looks for the best candidate; returns all that were judged, refused ones included, among which the goal picks."""
-
-
-def beam(space: Space, judge: Judge, goal: Goal) -> list[Judged]:
-    """Judges each selector in each format at its lowest density, and follows the best few through caches and densities.
-
-    Of one selector and format the lowest density that keeps the quality is nearly always the fastest, and with units
-    pinned alone (the cache `static`, or the only one allowed) its seconds rank it well: an adaptive cache changes
-    seconds by tens of percent, a format or selector by factors. Where the goal is quality at a given speed, the best
-    few are judged at higher densities, too; there they are also judged for the front of quality and speed that the
-    record keeps. Routers that prefer experts in DRAM save some of a run's reads; so of a mixture's candidates the best
-    few are judged with each strength that keeps the quality.
-
-    The formats of keys and values and of the head only change how much DRAM remains for units, and how fast they are
-    themselves. So every candidate starts with the default ones, or with the next smaller ones if nothing fits. The
-    dense runs and the fastest other candidate are then judged with each. If nothing fits whatever they are, dense runs
-    read attention's matrices from flash, too: every byte that a token needs is then read as often, whichever it is, so
-    that this is never faster where the rest fits.
-    """
-    first = FIRST_CACHE if FIRST_CACHE in space.caches else space.caches[0]
-    begun: list[Judged] = []
-    headed = [one for formats in space.formats for one in space.heads(formats)]
-    for streams, formats, kv_cache in product(space.streams_attention, (space.formats, headed), space.kv_caches):
-        begun += [
-            judge(Candidate(method, one, found[0], first, kv_cache, streams_attention=streams))
-            for method in space.methods
-            if method == DENSE or not streams
-            for one in formats
-            if (found := space.densities(method, one))
-        ]
-        if any(one.refusal is None for one in begun):
-            break
-    built = sorted((one for one in begun if one.refusal is None), key=lambda one: one.token_s)
-    hopeful = [one for one in built if one.hit_rate is not None and one.token_s <= HOPELESS * built[0].token_s]
-    best = hopeful[:WIDTH]
-    best += [one for one in hopeful if one.is_whole and one not in best][:1]  # a mixture's, which may be routed
-    followed = [
-        judge(replace(one.candidate, cache=cache))
-        for one in best
-        if not one.holds_everything
-        for cache in space.caches
-        if cache != first
-    ]
-    denser = [
-        judge(replace(one.candidate, density=density))
-        for one in _best_of_each(begun + followed, best)
-        for density in space.densities(one.candidate.method, one.candidate.format)[1:]
-    ]
-    routed = [
-        judge(replace(one.candidate, routing=routing))
-        for one in _best_of_each(begun + followed, best)
-        if not one.holds_everything
-        for routing in space.routings(one.candidate.method, one.candidate.format)
-    ]
-    others = sorted((one for one in followed + routed + best if one.refusal is None), key=lambda one: one.token_s)
-    smaller = [
-        judge(replace(one.candidate, format=formats, density=density, kv_cache=kv_cache))
-        for one in [*(one for one in built if one.is_whole), *others[:1]]
-        for formats, density in _with_each_head(space, one.candidate)
-        for kv_cache in space.kv_caches
-        if (formats, kv_cache) != (one.candidate.format, one.candidate.kv_cache)
-    ]
-    return begun + followed + denser + routed + smaller
-
-
-def _with_each_head(space: Space, candidate: Candidate) -> Iterator[tuple[Formats, float | None]]:
-    """Yields a candidate's formats and density, then its formats with each smaller head, whose loss leaves less to
-    densities, and the lowest density that keeps the quality."""
-    yield candidate.format, candidate.density
-    for formats in space.heads(candidate.format):
-        for density in space.densities(candidate.method, formats)[:1]:
-            yield formats, density
-
-
-def _best_of_each(judged: list[Judged], best: list[Judged]) -> list[Judged]:
-    found: list[Judged] = []
-    for one in best:
-        own = [
-            other
-            for other in judged
-            if (other.candidate.method, other.candidate.format) == (one.candidate.method, one.candidate.format)
-        ]
-        found.append(min(own, key=lambda other: other.token_s))
-    return found

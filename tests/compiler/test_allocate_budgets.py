@@ -241,13 +241,13 @@ def test_all_budgets_share_what_suits_them_together(
 
     def searched_alone(config: AllocateConfig, *_: object) -> Searched:
         judge = judges[int(config.dram_budget)]
-        return Searched(judge, goal, beam, judge.space).within(judge.space)  # type: ignore[arg-type]
+        return Searched(judge, goal, beam.judged, judge.space).within(judge.space)  # type: ignore[arg-type]
 
     monkeypatch.setattr(_budgets, "searched", searched_alone)
     found = _budgets.choices(config_of(), None, None, [2, 1])  # type: ignore[arg-type]
     assert [one.tried[0].method for one in found] == [taken] * 2
     shared = [" all budgets share " in (one.tried[0].reason or "") for one in found]
-    own = [goal.best(beam(judge.space, judge, goal)) for judge in map(Judge, tables, (fits, False))]
+    own = [goal.best(beam.judged(judge.space, judge, goal)) for judge in map(Judge, tables, (fits, False))]
     assert shared == [best is not None and best.candidate.method != taken for best in own]
 
 

@@ -22,7 +22,7 @@ from coldpress.compiler.checkpoint.tensors import (
     rotary_inv_freq,
     stored_dtype,
 )
-from coldpress.compiler.llama_cpp.types import formats
+from coldpress.compiler.llama_cpp.formats import formats
 from coldpress.compiler.rounding import rtn
 from coldpress.compiler.rounding._matrix import choose_codes
 from coldpress.compiler.rounding._weights import weights_of

@@ -18,7 +18,7 @@ from coldpress.compiler.checkpoint.tensors import read_codes
 from coldpress.compiler.cost_model import slice_bytes, unit_bytes
 from coldpress.compiler.io import Workspace, load_record
 from coldpress.compiler.kept_codes import keeping, own_layers
-from coldpress.compiler.llama_cpp.types import type_of
+from coldpress.compiler.llama_cpp.formats import type_of
 from coldpress.compiler.quality.passes import Passes
 from coldpress.compiler.rounding._matrix import NEAREST
 from coldpress.compiler.stages import allocate, explore

@@ -15,7 +15,7 @@ from coldpress.compiler.activity.rounded import Rounded
 from coldpress.compiler.checkpoint.tensors import read_codes
 from coldpress.compiler.io import Workspace, load_record
 from coldpress.compiler.kept_codes import keeping, own_layers
-from coldpress.compiler.llama_cpp.types import formats
+from coldpress.compiler.llama_cpp.formats import formats
 from coldpress.compiler.rounding._matrix import NEAREST
 from coldpress.compiler.stages import allocate, explore, export
 from coldpress.compiler.stages.allocate import AllocateConfig

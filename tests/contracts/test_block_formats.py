@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 
 from coldpress.compiler.candidates import check_format, compared_formats
-from coldpress.compiler.llama_cpp.types import BLOCKS, formats
+from coldpress.compiler.llama_cpp.formats import formats
+from coldpress.compiler.llama_cpp.types import BLOCKS
 from coldpress.runtime.plugins import load, names
 from coldpress.runtime.quantization import Format
 from coldpress.runtime.quantization._ranges import RangeFormat

@@ -10,7 +10,7 @@ import gguf
 import numpy as np
 
 from coldpress.compiler.checkpoint.tensors import read_role, rotary_inv_freq
-from coldpress.compiler.llama_cpp.types import formats
+from coldpress.compiler.llama_cpp.formats import formats
 from coldpress.compiler.stages import export
 from coldpress.compiler.stages.export import ExportConfig
 from coldpress.runtime.generate.session import Session

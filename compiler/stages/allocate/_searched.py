@@ -313,7 +313,7 @@ def searched(
     floor: Floor,
     narrowed: Callable[[Space], Space] = lambda space: space,
     replays: Replays | None = None,
-    search: Search = beam,
+    search: Search = beam.judged,
 ) -> Searched:
     """Judges the candidates of a build whose method is open, as `search` does, in the space that `narrowed` leaves.
     Searches of several budgets share `replays`, which hold the trace.

@@ -18,8 +18,8 @@ import gguf
 import numpy as np
 
 from coldpress.compiler.llama_cpp.architectures import Architecture
+from coldpress.compiler.llama_cpp.formats import formats, type_of
 from coldpress.compiler.llama_cpp.splits import LLAMA3, QWEN2, SPLITS
-from coldpress.compiler.llama_cpp.types import formats, type_of
 from coldpress.compiler.stages.export import _llama_cpp
 from coldpress.compiler.stages.export._stored import StoredModel, StoredTensor
 from coldpress.compiler.stages.export.gguf import Options, fits

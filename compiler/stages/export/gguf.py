@@ -1,6 +1,6 @@
 """gguf: writes the model as one GGUF file, which llama.cpp loads.
 
-GGUF has a type for each format (compiler/llama_cpp/types.py): rows are copied, bit for bit. A matrix
+GGUF has a type for each format (compiler/llama_cpp/formats.py): rows are copied, bit for bit. A matrix
 encoded by column (so that columns can be read one by one) is decoded and encoded again along its input, which rounds a
 second time; the file lists such tensors under `coldpress.rounded_tensors`. GGUF has no padded rows: a matrix whose rows
 are not whole blocks becomes F16. All experts of a layer form one tensor, which is listed if one of its matrices was
@@ -16,7 +16,8 @@ from typing import Literal
 from pydantic import Field
 
 from coldpress.compiler.cost_model import slice_bytes, stored_format
-from coldpress.compiler.llama_cpp.types import BLOCKS, formats, type_of
+from coldpress.compiler.llama_cpp.formats import formats, type_of
+from coldpress.compiler.llama_cpp.types import BLOCKS
 from coldpress.compiler.stages.export import Target
 from coldpress.compiler.stages.export._stored import StoredModel
 from coldpress.schemas.base import Record
