@@ -28,7 +28,7 @@ from coldpress.runtime.artifact import strict_json
 from coldpress.runtime.artifact.errors import JsonError, short
 from coldpress.runtime.artifact.reader import Artifact
 from coldpress.runtime.quantization import Format
-from coldpress.runtime.text.engine import TOKENIZER_FILE
+from coldpress.runtime.text.process import TOKENIZER_FILE
 from coldpress.runtime.text.tokenizer import TextCodec
 from coldpress.schemas.errors import ColdpressError
 
