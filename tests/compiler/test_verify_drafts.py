@@ -5,7 +5,7 @@ from contextlib import nullcontext
 import numpy as np
 import pytest
 
-from coldpress.compiler.stages.verify import VerifyConfig, blocks_of_test_text, plans, run
+from coldpress.compiler.stages.verify import VerifyConfig, blocks_of_test_text, decoded, run
 from coldpress.runtime.artifact.reader import open_artifact
 from coldpress.runtime.drafts import Draft
 from coldpress.runtime.generate.session import Session
@@ -29,14 +29,14 @@ def lookup(tmp_path_factory):
 def figures_of(build):
     """What `verify` finds of the only plan's drafts."""
     manifest = open_artifact(build.artifact).manifest
-    (found,) = plans.drafts_of_all(str(build.artifact), manifest, blocks_of_test_text(build.corpus, 64)[0])
+    (found,) = decoded.drafts_of_all(str(build.artifact), manifest, blocks_of_test_text(build.corpus, 64)[0])
     return found
 
 
 def check(build, found, name):
     """Holds the figures against a user's run on this machine's flash."""
     prompt = blocks_of_test_text(build.corpus, 64)[0].tolist()
-    count = min(plans.NEW_TOKENS, 64 - len(prompt))
+    count = min(decoded.NEW_TOKENS, 64 - len(prompt))
     with Session(build.artifact) as session:
         written = session.generate(prompt, count, ignore_eos=True)
     counted = drafted(written.tokens[1:])
@@ -66,10 +66,10 @@ def test_each_pass_has_its_own_accepted_drafts(lookup, monkeypatch):
     at, wrong = len(block), (text[len(block) + 3] + 1) % SPEC.vocab_size
     told = {at + 1: [text[at + 1]], at + 3: [wrong], at + 4: text[at + 4 : at + 6]}
     monkeypatch.setattr(type(load("coldpress.runtime.drafts", Draft, "lookup")), "drafting", telling(told))
-    monkeypatch.setattr(plans, "NEW_TOKENS", 12)
+    monkeypatch.setattr(decoded, "NEW_TOKENS", 12)
     manifest = open_artifact(lookup.artifact).manifest
     plan = manifest.plans[0].model_copy(update={"draft_tokens": 2})
-    (found,) = plans.drafts_of_all(
+    (found,) = decoded.drafts_of_all(
         str(lookup.artifact), manifest.model_copy(update={"plans": (plan,)}), np.array(block, np.int32)
     )
     assert found.drafted == (1, 1, 2, 0, 0, 0, 0, 0)
@@ -86,12 +86,12 @@ def telling(told):
 
 
 def test_other_tokens_than_without_drafts_are_told(lookup, monkeypatch):
-    real = plans._continued
+    real = decoded._continued
 
     def other(folder, plan, prompt, draft):
         return real(folder, plan, prompt[:-1] if draft is None else prompt, draft)
 
-    monkeypatch.setattr(plans, "_continued", other)
+    monkeypatch.setattr(decoded, "_continued", other)
     assert not figures_of(lookup).same_tokens
 
 
@@ -101,4 +101,4 @@ def test_plans_that_do_not_draft_have_no_figures(tmp_path):
         build = Build(tmp_path / changes["draft"], **{**READING, **changes})
         build.package()
         manifest = open_artifact(build.artifact).manifest
-        assert plans.drafts_of_all(str(build.artifact), manifest, blocks_of_test_text(build.corpus, 64)[0]) == ()
+        assert decoded.drafts_of_all(str(build.artifact), manifest, blocks_of_test_text(build.corpus, 64)[0]) == ()

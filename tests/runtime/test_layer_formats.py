@@ -192,7 +192,10 @@ def test_a_simulation_makes_the_reads_of_a_run(tmp_path):
     session = Session(built.path, recorder=recorder)
     session.generate(PROMPT, 12)
     assert session.store.counters.read_bytes > 0
-    assert simulate(session.artifact, session.plan, recorder.events).extents_sha256 == session.store.extents_sha256()
+    assert (
+        simulate(session.artifact, session.plan, recorder.events).extents_sha256
+        == session.store.counters.extents_sha256()
+    )
 
 
 @pytest.mark.parametrize("formats", [FINER, MATRICES])

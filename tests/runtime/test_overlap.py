@@ -7,7 +7,7 @@ import numpy as np
 from coldpress.runtime.artifact.reader import open_artifact
 from coldpress.runtime.flash import direct
 from coldpress.runtime.plan.budget import choose_plan
-from coldpress.runtime.store import planner, reads
+from coldpress.runtime.store import planner
 from coldpress.runtime.store.store import Store
 from tests.support.stores import check_fetch, open_store, requests
 
@@ -48,7 +48,7 @@ def test_what_is_there_is_computed_with_while_the_rest_is_read(relu_artifact, mo
     """Reads begin before the first batch, batches come as reads do, and a half is read into again when it was used."""
     told: list[str] = []
     monkeypatch.setattr(planner, "ARRIVAL_BYTES", 8192)
-    monkeypatch.setattr(reads, "LEAST_HALF_BYTES", 4096)
+    monkeypatch.setattr(planner, "LEAST_HALF_BYTES", 4096)
     artifact = open_artifact(relu_artifact.path)
     changes = {"read_buffer_bytes": 8 * 4096, "collapse_gap_bytes": 0, "cache": "static"}
     plan = choose_plan(artifact.manifest).model_copy(update=changes)
@@ -85,7 +85,7 @@ def test_a_buffer_without_room_for_two_is_filled_again_when_it_was_used(relu_art
 
 
 def test_the_dense_pass_fills_one_half_while_the_other_is_used(relu_artifact, monkeypatch):
-    monkeypatch.setattr(reads, "LEAST_HALF_BYTES", 4096)
+    monkeypatch.setattr(planner, "LEAST_HALF_BYTES", 4096)
     artifact = open_artifact(relu_artifact.path)
     plan = choose_plan(artifact.manifest)
     store, told = Store(artifact, plan, direct.Plugin(artifact, 8)), []
@@ -109,7 +109,7 @@ def test_the_dense_pass_fills_one_half_while_the_other_is_used(relu_artifact, mo
 
 
 def test_a_dense_pass_that_is_given_up_leaves_a_usable_store(relu_artifact, monkeypatch):
-    monkeypatch.setattr(reads, "LEAST_HALF_BYTES", 4096)
+    monkeypatch.setattr(planner, "LEAST_HALF_BYTES", 4096)
     store = open_store(relu_artifact)
     streaming = store.stream((3, "up_down"))
     next(iter(streaming))

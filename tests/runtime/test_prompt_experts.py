@@ -152,7 +152,7 @@ def test_a_simulation_reads_the_experts_that_were_recorded(neurons, tmp_path):
     found = simulate(session.artifact, session.plan, load_trace(path))
     counters = session.store.counters
     assert (found.prefill_reads, found.prefill_read_bytes) == (counters.prefill_reads, counters.prefill_read_bytes)
-    assert found.extents_sha256 == session.store.extents_sha256()
+    assert found.extents_sha256 == session.store.counters.extents_sha256()
     whole = simulate_opening(session.artifact, session.plan).passes.values()
     assert found.prefill_s < 0.9 * sum(reads.flash_s for reads in whole)
 
