@@ -476,7 +476,7 @@ def _units(manifest: Manifest, activations: ActivationFormat) -> dict[Key, Units
 
 
 def _kept(ids: np.ndarray, used_TU: np.ndarray | None, kept_T: np.ndarray | None) -> np.ndarray | None:
-    if kept_T is None or used_TU is None:
+    if kept_T is None or used_TU is None or kept_T.all():
         return None
     return ids[used_TU[kept_T][:, ids].any(axis=0)]
 
