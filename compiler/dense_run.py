@@ -7,9 +7,9 @@ partly read layer still waits for a first byte; or every layer has as many pinne
 read ahead while a layer computes. The rest is streamed in the model's own order, in large sequential reads. Buffers are
 those of least time. A naive run pins nothing and reads nothing ahead (LLM in a flash, Table 2).
 
-What is read ahead is no guess, since a token uses every unit; a layer's request then reads what the preload buffer has
-no room for. Reads and seconds are those of the store and its clock (runtime/store/ahead.py, clock.py), which
-tests/compiler/test_dense_run.py holds this to.
+A token uses every unit, so reading ahead never reads the wrong one; a layer's request then reads the rest, which the
+preload buffer had no room for. tests/compiler/test_dense_run.py checks that reads and seconds equal those of the store
+and its clock (runtime/store/ahead.py, clock.py).
 """
 
 from collections.abc import Iterator, Sequence

@@ -77,7 +77,7 @@ def multiplied_signals(layer: int, spec: ModelSpec) -> tuple[Signal, ...]:
 
 @dataclass(frozen=True)
 class Text:
-    """Calibration blocks: `tokens` int32 [num_blocks, T]; `tasks` int16 alike, each token's task, -1 for none."""
+    """Calibration blocks: `tokens` int32 and `tasks` int16, both [num_blocks, T]; a task of -1 is none."""
 
     tokens: np.ndarray
     tasks: np.ndarray | None = None
@@ -217,7 +217,7 @@ class LayerCounts:
         return {signal: np.stack(blocks) for signal, blocks in self.squares.items()}
 
     def count(self, block: int, family: str, signal: "Tensor") -> np.ndarray | None:
-        """Counts one block's signal [T, num_units]; returns the units, bool alike, if a selector chooses."""
+        """Counts one block's signal [T, num_units]; where a selector chooses, returns its units, bool."""
         keys = keys_of(signal)
         seen = _Seen(magnitude_histogram(keys))
         self._seen[family][block] = seen

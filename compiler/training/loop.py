@@ -335,7 +335,7 @@ class _Judge:
 
 
 def _set_gradients(lesson: Lesson, run_all: RunAll, blocks: list[Tensor], threads: int) -> float:
-    """Sets the mean gradient over `blocks`, the first of which run dense; returns the mean loss."""
+    """Sets the mean gradient over `blocks` and returns the mean loss. The first blocks run dense."""
 
     def one(wanted: Tensor, block: Tensor) -> tuple[float, tuple[Tensor, ...]]:
         with lesson.watched() as added:  # the backward pass may rerun layers, whose hooks must act as before

@@ -23,9 +23,13 @@ class Plugin(Heuristic):
 
 
 def join_links(counts: np.ndarray, units: np.ndarray | None = None, run_pairs: int = RUN_PAIRS) -> np.ndarray:
-    """Runs Algorithm 1 on weights; returns ids by position, int32 [n] or [m]. Weights are co-activation counts or other
-    integers, unsigned [n, n], of which only [i, j] with i < j is read; `units` are the ids to order, ascending [m], or
-    all. `run_pairs` bounds memory and does not change the result."""
+    """Runs Algorithm 1 on weights; returns ids by position, int32 [n] or [m].
+
+    Args:
+        counts: Co-activation counts or other integer weights, unsigned [n, n]; only [i, j] with i < j is read.
+        units: Ids of the units to order, ascending [m]; None for all.
+        run_pairs: Bounds memory; does not change the result.
+    """
     num_units = len(counts)
     neighbours = np.full((num_units, 2), -1, np.int32)
     if units is not None:

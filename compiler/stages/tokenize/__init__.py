@@ -155,9 +155,9 @@ def _split(
 def make_blocks(
     documents: Iterable[str], tokenizer: SourceTokenizer, num_blocks: int, block_tokens: int, bos: int | None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Cuts documents into blocks of `block_tokens` tokens, each of which begins with `bos` unless it is None; tokenizes
-    only as many documents as are needed. Returns token ids int32 [at most num_blocks, block_tokens], and the number of
-    each token's document, int32 of the same shape."""
+    """Tokenizes as many documents as are needed, and cuts them into blocks of `block_tokens` tokens. Each block begins
+    with `bos`, if there is one. Returns token ids and the numbers of their documents, both int32 [at most num_blocks,
+    block_tokens]."""
     payload = block_tokens - (bos is not None)
     ids: list[int] = []
     places: list[np.ndarray] = []
