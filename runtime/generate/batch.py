@@ -17,6 +17,7 @@ import heapq
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 
@@ -27,7 +28,7 @@ from coldpress.runtime.generate.admission import Admission, AtOnce
 from coldpress.runtime.generate.prefixes import Prefixes
 from coldpress.runtime.generate.sampling import Chooser, Sampling
 from coldpress.runtime.generate.session import Session
-from coldpress.runtime.generate.speculation import Drafts, Pass
+from coldpress.runtime.generate.speculation import Drafts, Pass, Turn, decode
 from coldpress.runtime.generate.statistics import Timer, Token
 from coldpress.runtime.generate.token_ids import token_array
 from coldpress.runtime.kernels import FEW_TOKENS
@@ -342,7 +343,10 @@ class _Run:
             return asked is not None and asked()
 
         logits = self._decoder.prefill_each(prompts, places, watched, is_left)
-        return [self._found(place, [], row[None]) for place, row in zip(places, logits, strict=True)]
+        chosen = [self._choose(self.active[place], row) for place, row in zip(places, logits, strict=True)]
+        return [
+            _Found(*each) for each in zip(places, [Pass((one,), 0) for one in chosen], logits[:, None], strict=True)
+        ]
 
     def _restore(self, place: int) -> None:
         """Finds the beginning of a prompt; a prompt that is scored needs the logits of all its tokens."""
@@ -353,37 +357,24 @@ class _Run:
             sequence.restored = self._prefixes.restore(cache, sequence.prompt, sequence.arithmetic)
 
     def step(self) -> list[_Found]:
-        places, most = list(self.active), self._drafting.most_of(len(self.active))
-        drafts = [self._next_drafts(self.active[place], most) for place in places]
-        tokens = [np.array([self.active[place].ids[-1], *each]) for place, each in zip(places, drafts, strict=True)]
-        kept = [self.active[place].drafts.num_expected(len(each)) for place, each in zip(places, drafts, strict=True)]
-        logits = self._decoder.decode_each(tokens, places, kept)
-        counts = list(map(len, tokens))
-        rows = np.split(logits, np.cumsum(counts)[:-1])
-        found = [self._found(*each) for each in zip(places, drafts, rows, strict=True)]
-        self._decoder.accept([len(one.added.token_ids) for one in found], counts, places)
-        return found
+        most = self._drafting.most_of(len(self.active))
+        turns = [self._turn(place, sequence, most) for place, sequence in self.active.items()]
+        found = zip(turns, decode(self._decoder, turns), strict=True)
+        return [_Found(turn.sequence, *each) for turn, each in found]
 
-    def _next_drafts(self, sequence: _Sequence, most: int) -> list[int]:
-        if self._decoder.selection.sees_others:
-            return []  # the plan of another budget
-        return sequence.drafts.next(sequence.ids, min(most, sequence.max_new_tokens - len(sequence.tokens) - 1))
+    def _turn(self, place: int, sequence: _Sequence, most: int) -> Turn:
+        left = sequence.max_new_tokens - len(sequence.tokens)
+        return Turn(place, sequence.ids, sequence.drafts, min(most, left - 1), partial(self._choose, sequence))
 
-    def _found(self, place: int, drafts: Sequence[int], logits: np.ndarray) -> _Found:
-        sequence = self.active[place]
-        asked = sequence.asked
-
-        def choose(row: np.ndarray) -> int:
-            try:
-                return sequence.chooser.choose(row)
-            except ColdpressError as error:
-                if asked.on_error is None:
-                    raise
-                sequence.has_failed = True
-                asked.on_error(error)
-                return 0
-
-        return _Found(place, sequence.drafts.check(drafts, logits, choose), logits)
+    def _choose(self, sequence: _Sequence, row: np.ndarray) -> int:
+        try:
+            return sequence.chooser.choose(row)
+        except ColdpressError as error:
+            if sequence.asked.on_error is None:
+                raise
+            sequence.has_failed = True
+            sequence.asked.on_error(error)
+            return 0
 
     def take(self, found: Sequence[_Found], timer: Timer) -> None:
         """Adds new tokens to their sequences; a sequence that ends frees its place and its KV cache."""

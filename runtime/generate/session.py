@@ -22,7 +22,7 @@ from coldpress.runtime.generate.choice import DEFAULT_FLASH, SIMULATED, choices,
 from coldpress.runtime.generate.draft_model import DraftModel
 from coldpress.runtime.generate.likelihood import Quality, sum_nll
 from coldpress.runtime.generate.sampling import Chooser, Sampling
-from coldpress.runtime.generate.speculation import Drafts, Pass, check_draft_tokens, decode
+from coldpress.runtime.generate.speculation import Drafts, Pass, Turn, check_draft_tokens, decode
 from coldpress.runtime.generate.statistics import Timer, Token
 from coldpress.runtime.generate.token_ids import token_array
 from coldpress.runtime.kernels.activations import DEFAULT_ACTIVATIONS, ActivationFormat, activation_format
@@ -316,7 +316,7 @@ class Session:
                 ids += found.token_ids
                 with self.step, timer.decode():
                     most = min(draft_tokens, max_new_tokens - len(tokens) - 1)
-                    found = decode(self.decoder, chooser.choose, drafts, ids, most)
+                    ((found, _),) = decode(self.decoder, [Turn(0, ids, drafts, most, chooser.choose)])
 
     def checked_draft(self, draft: Drafting | None, draft_tokens: int) -> tuple[Drafting, int]:
         """Returns a given draft, None for the plan's, and the most drafts of a pass: 0 if it proposes nothing.

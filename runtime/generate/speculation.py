@@ -63,14 +63,31 @@ class Drafts:
         return Pass(tuple(chosen), len(drafts))
 
 
-def decode(
-    decoder: Decoder, choose: Callable[[np.ndarray], int], drafts: Drafts, ids: Sequence[int], most: int
-) -> Pass:
-    """Drafts at most `most` tokens and checks them in one pass. `ids` are all tokens so far, prompt included; the
-    decoder has all but the last."""
+@dataclass(frozen=True)
+class Turn:
+    """A sequence's part in a pass."""
+
+    sequence: int
+    """Its number in the decoder."""
+    ids: Sequence[int]
+    """All tokens so far, prompt included; the decoder has all but the last."""
+    drafts: Drafts
+    most: int
+    """Most drafts."""
+    choose: Callable[[np.ndarray], int]
+    """Chooses a token from logits float32 [V]."""
+
+
+def decode(decoder: Decoder, turns: Sequence[Turn]) -> list[tuple[Pass, np.ndarray]]:
+    """Drafts for each of several sequences, checks all drafts in one pass, and takes back those that are wrong. Returns
+    for each sequence its new tokens, and the logits that they were chosen from, float32 [T, V]."""
     # the plan of another budget may refuse several tokens at once
-    drafted = [] if decoder.selection.sees_others else drafts.next(ids, most)
-    logits = decoder.decode_many(np.array([ids[-1], *drafted]), drafts.num_expected(len(drafted)))
-    found = drafts.check(drafted, logits, choose)
-    decoder.accept([len(found.token_ids)], [1 + len(drafted)])
-    return found
+    alone = decoder.selection.sees_others
+    drafts = [[] if alone else turn.drafts.next(turn.ids, turn.most) for turn in turns]
+    tokens = [np.array([turn.ids[-1], *each]) for turn, each in zip(turns, drafts, strict=True)]
+    kept = [turn.drafts.num_expected(len(each)) for turn, each in zip(turns, drafts, strict=True)]
+    sequences, counts = [turn.sequence for turn in turns], list(map(len, tokens))
+    logits = np.split(decoder.decode_each(tokens, sequences, kept), np.cumsum(counts)[:-1])
+    found = [turn.drafts.check(each, rows, turn.choose) for turn, each, rows in zip(turns, drafts, logits, strict=True)]
+    decoder.accept([len(one.token_ids) for one in found], counts, sequences)
+    return list(zip(found, logits, strict=True))
