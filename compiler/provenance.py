@@ -11,7 +11,7 @@ from coldpress.schemas.provenance import Provenance
 
 DECIDING = ("torch", "transformers", "numpy", "scipy", "scikit-learn", "pulp", "highspy", "zstandard")
 """Libraries that decide bytes of artifacts."""
-RUNNING = ("snakemake", "numba", "safetensors", "tokenizers", "pydantic", "matplotlib")
+RUNNING = ("snakemake", "safetensors", "tokenizers", "pydantic", "matplotlib")
 """Further libraries that a build runs with."""
 CHECKOUT = Path(__file__).resolve().parents[1]
 MARK = "compiler/provenance.py"

@@ -152,7 +152,7 @@ class SeedSetting(Record):
     seed: Annotated[int, Key()] = Field(
         default=0,
         ge=0,
-        description="seed of everything that is drawn: text, weights, orders; another one shows how far a result "
+        description="seed of everything that is drawn: text and weights; another one shows how far a result "
         "depends on chance",
     )
 

@@ -61,7 +61,7 @@ PROMPT_TOKENS, NEW_TOKENS = 8, 24
 COUNTED = ("reads", "bytes_read", "hits", "misses", "evictions")
 SERVER = """
 import json, os, runpy, sys, traceback
-for name in ("torch", "transformers", "numpy", "scipy", "numba", "sklearn", "pyarrow", "datasets"):
+for name in ("torch", "transformers", "numpy", "scipy", "sklearn", "pyarrow", "datasets"):
     try: __import__(name)
     except ImportError: pass
 print("ready", flush=True)

@@ -13,6 +13,7 @@ import numpy as np
 
 from benchmarks.evaluation.evaluate import Sparse, masks_of
 from benchmarks.shared.cases import Case, case_of
+from benchmarks.shared.real_models import MODELS as REAL_MODELS
 from coldpress.compiler.activity.forward import LayerStream
 from coldpress.compiler.stages.order import ripple
 from coldpress.runtime.plugins import load
@@ -48,6 +49,7 @@ REAL = {
     "tinystories656k-relu": RELU,
     "tinystories-opt-0.9m": RELU,
     "tinystories-mixtral-8x": MIXTURE,
+    **dict.fromkeys(REAL_MODELS, TOPK),
 }
 PLANTED = {"planted-3%": 0.03, "planted-10%": 0.1, "planted-50%": 0.5}
 PLANTED_UNITS, NUM_TOPICS = 14336, 64

@@ -1,4 +1,4 @@
-"""Loads a small real model with its text in token blocks, for the benchmarks that score one on the other."""
+"""Loads a model with its text in token blocks, for the benchmarks that score one on the other."""
 
 import json
 import os
@@ -9,7 +9,10 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.harness.places import data
+from benchmarks.shared.real_models import MODELS as REAL_MODELS
+from benchmarks.shared.real_models import file_of
 from coldpress.compiler.activity.forward import LayerStream
+from coldpress.compiler.checkpoint.private import private_folder
 from coldpress.compiler.io import Workspace, save_arrays
 from coldpress.compiler.stages import ingest
 from coldpress.compiler.stages.ingest import IngestConfig
@@ -27,7 +30,8 @@ MODELS = {
 WITH_MIXTURES = MODELS | {"tinystories-mixtral-8x": "tinystories"}
 """MODELS and mixtures of experts, for benchmarks whose densities are shares of the units that a router picks."""
 CORPORA = WITH_MIXTURES | {"tinystories656k-relu": "tinystories", "tinystories-opt-0.9m": "tinystories"}
-"""Every real model -> its corpus."""
+CORPORA |= dict.fromkeys(REAL_MODELS, "wikitext-2")
+"""Every model -> its corpus."""
 Parts = Mapping[str, tuple[str, slice]]
 """Split -> (its text, `fit` or `test`; slice of the text's blocks)."""
 
@@ -46,7 +50,7 @@ class Case:
 
     @property
     def source(self) -> Path:
-        """The folder of the checkpoint."""
+        """The folder of the checkpoint, but for a real model."""
         return data() / "models" / self.name
 
     def corpus(self, calibration: str = "calibration") -> Corpus:
@@ -81,9 +85,9 @@ class Replaced(LayerStream):
 
 def case_of(name: str, folder: Path, parts: Parts) -> Case:
     """Returns the model with its text in blocks."""
-    source = data() / "models" / name
+    source = file_of(name, folder) if name in REAL_MODELS else data() / "models" / name
     model = ingest.run(IngestConfig(model=str(source)), Workspace(folder / "ingest", "benchmark"))
-    blocks = blocks_of(source, data() / "corpora" / CORPORA[name])
+    blocks = blocks_of(private_folder(model), data() / "corpora" / CORPORA[name])
     splits = {split: blocks[text][part] for split, (text, part) in parts.items()}
     return Case(name, model, LayerStream(model, len(os.sched_getaffinity(0))), splits, folder)
 

@@ -13,6 +13,7 @@ import numpy as np
 from benchmarks.harness.places import data
 from benchmarks.shared.cache_traces import PLANTED, REAL, Drawn, planted, used_in
 from benchmarks.shared.cases import CORPORA, Parts, blocks_of, case_of
+from coldpress.compiler.checkpoint.private import private_folder
 from coldpress.schemas.families import FamilyName
 from coldpress.schemas.model import ModelSpec
 from tests.support.statistics import model_of
@@ -54,7 +55,7 @@ def sources_of(name: str, folder: Path) -> Sequence[Source]:
     if name in PLANTED:
         return [_source(name, "neuron", SPEC_7B, planted(PLANTED[name], 0, TEXTS))]
     case = case_of(name, folder, SPLITS)
-    other = blocks_of(case.source, data() / "corpora" / OTHER[CORPORA[name]])["test"][:8]
+    other = blocks_of(private_folder(case.model), data() / "corpora" / OTHER[CORPORA[name]])["test"][:8]
     case, spec = replace(case, splits={**case.splits, "other": other}), case.model.spec
     used = used_in(case, {spec.num_hidden_layers // 2})
     found = [_source(name, family, spec, masks) for (_, family), masks in used.items()]

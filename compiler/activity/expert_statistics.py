@@ -7,7 +7,6 @@ are judged on held-out tokens (packed_bits.py); the tokens before them rank the 
 import numpy as np
 
 from coldpress.compiler.activity.packed_bits import num_before
-from coldpress.compiler.compiled import compiled
 
 
 def frequencies(used: np.ndarray) -> np.ndarray:
@@ -45,7 +44,11 @@ def stack_distances(used: np.ndarray) -> np.ndarray:
     order is 0 to E - 1: the cache is full.
     """
     distances = np.zeros(used.shape, np.int32)
-    _find_distances(np.ascontiguousarray(used), -np.arange(used.shape[1], dtype=np.int64), distances)
+    last_use = -np.arange(used.shape[1])
+    for token, uses in enumerate(used):
+        experts = uses.nonzero()[0]
+        distances[token, experts] = 1 + (last_use > last_use[experts, None]).sum(axis=1)
+        last_use[experts] = np.arange(experts.size) + 1 + token * used.shape[1]
     return distances
 
 
@@ -61,20 +64,3 @@ def persistence(used: np.ndarray, block_tokens: int) -> float:
     blocks = used.reshape(-1, block_tokens, used.shape[1])
     uses = int(blocks[:, 1:].sum())
     return int((blocks[:, 1:] & blocks[:, :-1]).sum()) / uses if uses else 0.0
-
-
-@compiled
-def _find_distances(used, last_use, distances):
-    num_tokens, num_experts = used.shape
-    clock = 0
-    for token in range(num_tokens):
-        for expert in range(num_experts):
-            if used[token, expert]:
-                place = 1
-                for other in range(num_experts):
-                    place += last_use[other] > last_use[expert]
-                distances[token, expert] = place
-        for expert in range(num_experts):
-            if used[token, expert]:
-                clock += 1
-                last_use[expert] = clock

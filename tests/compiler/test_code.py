@@ -156,8 +156,8 @@ def test_real_stages_follow_their_plugins() -> None:
 @pytest.mark.parametrize(
     ("file", "config", "stages"),
     [
-        ("coldpress/compiler/stages/order/lift.py", {}, set()),
-        ("coldpress/compiler/stages/order/lift.py", {"order": "lift"}, {"order", "preflight"}),
+        ("coldpress/compiler/stages/order/closest_friend.py", {}, set()),
+        ("coldpress/compiler/stages/order/closest_friend.py", {"order": "closest_friend"}, {"order", "preflight"}),
         # `auto` has it compete; preflight asks every stage what it needs, and may run them all
         ("coldpress/compiler/stages/order/frequency.py", {}, {"order", "preflight"}),
         ("coldpress/compiler/stages/order/frequency.py", {"order": "ripple"}, set()),

@@ -470,7 +470,7 @@ def test_a_busy_machine_is_said_to_be_busy(
 
 def test_measuring_needs_only_the_runtime(tmp_path: Path) -> None:
     """`pip install coldpress` without extras, on the device itself."""
-    blocked = ("psutil", "yaml", "torch", "transformers", "pyarrow", "numba", "huggingface_hub", "snakemake")
+    blocked = ("psutil", "yaml", "torch", "transformers", "pyarrow", "huggingface_hub", "snakemake")
     code = (
         f"import sys; sys.modules.update(dict.fromkeys({blocked}))\n"
         "from coldpress.cli.main import main\n"

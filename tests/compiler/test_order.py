@@ -11,6 +11,7 @@ from coldpress.compiler.io import Workspace, load_arrays
 from coldpress.compiler.stages.allocate import with_ladder
 from coldpress.compiler.stages.order import OrderConfig, auto, ripple
 from coldpress.compiler.stages.order import run as run_stage
+from coldpress.compiler.stages.order._task import Arranged, Task
 from coldpress.schemas.activations import Activations
 from coldpress.schemas.errors import ColdpressError, UnknownNameError
 from coldpress.schemas.order import FamilyOrder, Order
@@ -67,7 +68,7 @@ def test_stage_orders_the_layers_it_is_given(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("heuristic", ["ripple", "collapse", "auto"])
+@pytest.mark.parametrize("heuristic", ["ripple", "misses", "auto"])
 def test_chunks_of_layers_and_threads_do_not_matter(tmp_path: Path, heuristic: str) -> None:
     activations = activations_of(tmp_path / "a", [{"neuron": topical(40, 640, 4, seed)} for seed in range(12)])
     sparsity, config = sparsity_of("predictor", {"neuron": (0.2,) * 12}), OrderConfig(order=heuristic)
@@ -81,27 +82,10 @@ def test_chunks_of_layers_and_threads_do_not_matter(tmp_path: Path, heuristic: s
     assert all(other == first for other in others)
 
 
-@pytest.mark.slow
-def test_the_seed_counts_and_each_layer_has_its_own(tmp_path: Path) -> None:
-    """Two layers of the same activations: the search visits their units in different orders, and ends elsewhere."""
-    active = np.random.default_rng(0).random((150, 640)) < 0.03
-    activations = activations_of(tmp_path / "a", [{"neuron": active}] * 2)
-    sparsity = sparsity_of("predictor", {"neuron": (0.2,) * 2}, cache_bytes=0)
-
-    def found(seed: int, layers: tuple[int, ...]) -> list[list[int]]:
-        config = OrderConfig(order="collapse", seed=seed)
-        work = workspace(tmp_path / f"{seed}{layers}")
-        return [order_of(entry).tolist() for entry in run(config, activations, sparsity, layers, work).entries]
-
-    first, second = found(0, (0, 1))
-    assert first != second
-    assert found(1, (0,)) == [second]
-    assert found(1, (1,)) not in ([first], [second])
-
-
 def test_an_interrupted_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What it left whole is taken, name of the winner and costs included; half an entry is made again."""
-    activations = activations_of(tmp_path / "a", [{"neuron": topical(60, 1024, 5, seed)} for seed in range(3)])
+    active = [topical(60, 1024, 5, seed) for seed in range(3)]
+    activations = activations_of(tmp_path / "a", [{"neuron": layer} for layer in active])
     sparsity = sparsity_of("predictor", {"neuron": (0.2,) * 3}, cache_bytes=0)
     config = OrderConfig(order="auto")
     work = workspace(tmp_path / "o")
@@ -110,7 +94,12 @@ def test_an_interrupted_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     work.path("2.neuron").unlink()  # a record without arrays
     ordered: list[int] = []
     arrange = auto.Plugin().arrange
-    monkeypatch.setattr(auto.Plugin, "arrange", lambda _, task: ordered.append(task.seed) or arrange(task))
+
+    def recorded(_: auto.Plugin, task: Task) -> Arranged:
+        ordered.append(next(layer for layer in range(3) if (pack(active[layer]) == task.activity.bits).all()))
+        return arrange(task)
+
+    monkeypatch.setattr(auto.Plugin, "arrange", recorded)
     assert run(config, activations, sparsity, (0, 1, 2), work) == before
     assert ordered == [1, 2]
     other = Workspace(work.folder, "other inputs")
@@ -131,7 +120,7 @@ def test_the_record_says_what_the_order_costs(tmp_path: Path) -> None:
     costs = {cost.gap_bytes: cost.flash_s_per_token for cost in entry.gap_costs}
     assert entry.flash_s_per_token == costs[judged.gap_bytes] == judged.seconds == min(costs.values())
     assert entry.flash_s_per_token > 0
-    assert entry.heuristic in ("ripple", "frequency", "misses", "collapse")
+    assert entry.heuristic in ("ripple", "frequency", "misses")
 
 
 def test_families_used_whole_keep_the_model_s_order(tmp_path: Path) -> None:
@@ -161,7 +150,7 @@ def test_of_several_budgets_the_smallest_one_is_ordered_for(tmp_path: Path) -> N
     small = sparsity_of("predictor", {"neuron": (0.2,) * 2}, cache_bytes=0)
     large = sparsity_of("predictor", {"neuron": (1.0,) * 2}, cache_bytes=1 << 24)
     found = {
-        name: run(OrderConfig(order="collapse"), activations, chosen, (0, 1), workspace(tmp_path / name))
+        name: run(OrderConfig(order="misses"), activations, chosen, (0, 1), workspace(tmp_path / name))
         for name, chosen in (("small", small), ("large", large), ("both", with_ladder(large, [small])))
     }
     orders = {name: [order_of(entry).tolist() for entry in order.entries] for name, order in found.items()}

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from coldpress.compiler.stages.order import auto, collapse, misses, ripple
+from coldpress.compiler.stages.order import auto, misses, ripple
 from coldpress.compiler.stages.order._task import Task
 from tests.support.statistics import device_of, task_of, topical
 
@@ -60,7 +60,7 @@ def test_never_worse_than_algorithm_1_on_the_last_tokens(seed: int, unit_bytes: 
         assert seconds[chosen] <= (1 - auto.MARGIN) * seconds["ripple"]
 
 
-def test_the_search_wins_where_there_is_headroom() -> None:
+def test_another_order_wins_where_there_is_headroom() -> None:
     """Small units, the hottest fifth pinned, few active: gaps and reads matter more than pairs side by side."""
     active = topical(300, 2048, 12)
     hottest = tuple(np.argsort(-active.sum(axis=1), kind="stable")[:60].tolist())
@@ -86,9 +86,6 @@ def test_a_fit_never_sees_the_tokens_it_is_judged_by() -> None:
     first, second = task_of(active, (3, 4)), task_of(other, (3, 4))
     for module in (ripple, misses):
         assert (module.Plugin().arrange(first.fitting).order == module.Plugin().arrange(second.fitting).order).all()
-    start = misses.Plugin().arrange(first.fitting).order
-    fits = [collapse.refine(task.fitting, start, 0.1) for task in (first, second)]
-    assert (fits[0] == fits[1]).all()
 
 
 def test_no_contest_where_nothing_can_be_won(monkeypatch: pytest.MonkeyPatch) -> None:

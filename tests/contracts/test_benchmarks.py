@@ -94,6 +94,6 @@ def test_a_benchmark_runs_and_its_inputs_are_what_it_uses(tmp_path: Path) -> Non
     assert {f"benchmarks/{WITH_INPUTS}.py", "rules/quantize.smk", "data:models/stories260k"} <= found
     assert {"compiler/rounding/rtn.py", "runtime/sparsity/dense.py", "runtime/cache/lfu.py"} <= found
     assert any(path.startswith("runtime/native") for path in found)
-    others = {"compiler/rounding/gptq.py", "runtime/sparsity/wina.py", "compiler/stages/order/lift.py"}
+    others = {"compiler/rounding/gptq.py", "runtime/sparsity/wina.py", "compiler/stages/order/closest_friend.py"}
     assert not others & found
     assert not {path for path in found if path.startswith("tests/support/warm")}

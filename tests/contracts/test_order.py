@@ -20,7 +20,7 @@ ACTIVE = st.tuples(st.integers(1, 3), st.integers(1, 24), st.integers(1, 70)).fl
 
 
 def test_the_known_heuristics_are_found() -> None:
-    assert {"ripple", "collapse", "frequency", "structural"} <= set(HEURISTICS)
+    assert {"ripple", "misses", "frequency", "structural"} <= set(HEURISTICS)
 
 
 @pytest.mark.parametrize("heuristic", HEURISTICS)

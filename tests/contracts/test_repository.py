@@ -176,7 +176,6 @@ def test_the_runtime_imports_neither_torch_nor_the_compiler() -> None:
         "transformers",
         "coldpress.compiler",
         "datasets",
-        "numba",
         "pulp",
     }
 

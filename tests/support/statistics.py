@@ -62,7 +62,7 @@ def task_of(active: np.ndarray, pinned: tuple[int, ...] | np.ndarray = (), **cha
         mask |= pinned
     else:
         mask[:, list(pinned)] = True
-    values: dict[str, Any] = {"cache": "static", "cache_slots": 0, "search_tokens": 4096, "seed": 0}
+    values: dict[str, Any] = {"cache": "static", "cache_slots": 0, "search_tokens": 4096}
     values |= {"unit_bytes": 4096, "flash": device_of().flash} | changes
     slots = values["cache_slots"]
     bits = np.concatenate([pack(layer) for layer in layers], axis=1)
@@ -73,7 +73,7 @@ def task_of(active: np.ndarray, pinned: tuple[int, ...] | np.ndarray = (), **cha
         cache_slots=slots if isinstance(slots, tuple) else (slots,) * len(layers),
         search_tokens=values["search_tokens"],
     )
-    return Task(demand, values["unit_bytes"], values["flash"], values["seed"])
+    return Task(demand, values["unit_bytes"], values["flash"])
 
 
 def placement_of(

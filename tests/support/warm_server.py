@@ -31,7 +31,6 @@ HEAVY = (
     "transformers.models.auto.modeling_auto",
     "transformers.models.auto.tokenization_auto",
     "transformers.models.llama.modeling_llama",
-    "numba",
     "scipy.optimize",
     "scipy.sparse.csgraph",
     "jinja2",
@@ -53,9 +52,6 @@ def main(name: str, client: str = "") -> None:
             importlib.import_module(module)
         for stage in STAGES:
             parameters_of(stage)
-        cpu_target = importlib.import_module("numba.core.registry").cpu_target
-        for context in (cpu_target.typing_context, cpu_target.target_context):
-            context.refresh()
     listening = socket.socket(socket.AF_UNIX)
     listening.bind(f"\0{name}")
     listening.listen()

@@ -194,15 +194,12 @@ class Workflow:
 
 @pytest.fixture(scope="session")
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Copies the checkout, with the installed native core and numba's compiled files.
-
-    numba compiles a changed source again. Its unfinished files have other names, which are not copied.
-    """
+    """Copies the checkout, with the installed native core."""
     top = tmp_path_factory.mktemp("checkout")
     for name in COPIED:
         source, target = ROOT / name, top / "tree" / name
         if source.is_dir():
-            shutil.copytree(source, target, symlinks=True, ignore=shutil.ignore_patterns("*.tmp.*", "*.so"))
+            shutil.copytree(source, target, symlinks=True, ignore=shutil.ignore_patterns("*.so"))
         else:
             target.parent.mkdir(exist_ok=True)
             shutil.copy(source, target)
@@ -245,10 +242,7 @@ def workflow(tree: Path, server: Server, tmp_path_factory: pytest.TempPathFactor
 
 @pytest.fixture(scope="session")
 def built(workflow: Workflow, tmp_path_factory: pytest.TempPathFactory) -> Workflow:
-    """Builds the tiny model in the worker that asks first; the others copy it, to a folder of the same depth.
-
-    Jobs run one at a time: the second job of `order` finds the functions that numba compiled in the first.
-    """
+    """Builds the tiny model in the worker that asks first; the others copy it, to a folder of the same depth."""
     kept = tmp_path_factory.getbasetemp().parent / "built"
     if "PYTEST_XDIST_WORKER" not in os.environ:
         workflow.build(cores=1)

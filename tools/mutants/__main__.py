@@ -151,8 +151,8 @@ def _check_baseline(trees: "SimpleQueue[Tree]", edits: list[Edit]) -> None:
 
 def _try(tree: Tree, edit: Edit, whole: bool) -> Outcome:
     with tree.edited(edit):
-        outcome = tree.run(edit.tests, edit)
-        return tree.run(("tests",), edit) if outcome.passed and whole else outcome
+        outcome = tree.run(edit.tests)
+        return tree.run(("tests",)) if outcome.passed and whole else outcome
 
 
 if __name__ == "__main__":

@@ -1,8 +1,7 @@
 """Tries edits one after another in a copy of the checkout with its own native core.
 
 In every process the copy comes before an installed coldpress, and Python writes no bytecode there, so that an edit
-takes effect however soon it follows another. Edits of files without functions for numba share numba's cache; every
-other edit gets a new one, since numba does not notice a change in a function that a compiled one calls.
+takes effect however soon it follows another.
 """
 
 import importlib.util
@@ -82,7 +81,7 @@ class Tree:
             if edit.native:
                 self._build()
 
-    def run(self, tests: Sequence[str], edit: Edit | None = None, to_the_end: bool = False) -> Outcome:
+    def run(self, tests: Sequence[str], to_the_end: bool = False) -> Outcome:
         """Runs tests, up to the first that fails unless `to_the_end`.
 
         Raises:
@@ -90,7 +89,7 @@ class Tree:
         """
         command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-rfE", "--tb=no", "--no-header"]
         command += [f"--timeout={self._limit_s}", *([] if to_the_end else ["-x"]), *self._selection, *tests]
-        began, environment = time.monotonic(), self._environment(edit)
+        began, environment = time.monotonic(), self._environment()
         with subprocess.Popen(
             command,
             cwd=self._top,
@@ -114,9 +113,7 @@ class Tree:
         died = f"signal {-process.returncode}" if process.returncode < 0 else ""
         return Outcome(process.returncode in (0, NO_TESTS), " ".join(failed) or died, seconds)
 
-    def _environment(self, edit: Edit | None) -> dict[str, str]:
-        text = "" if edit is None else (self._top / edit.file).read_text(encoding="utf-8")
-        cache = self._folder / "numba" / (edit.name if edit and "compiled" in text else "shared")
+    def _environment(self) -> dict[str, str]:
         temporary, data = self._folder / "temporary", find_data_folder()
         temporary.mkdir(exist_ok=True)
         paths = [str(self._top), str(self._folder / "strip"), os.environ.get("PYTHONPATH", "")]
@@ -124,7 +121,6 @@ class Tree:
             **os.environ,
             "PYTHONPATH": os.pathsep.join(filter(None, paths)),
             "PYTHONDONTWRITEBYTECODE": "1",
-            "NUMBA_CACHE_DIR": str(cache),
             "PYTEST_DEBUG_TEMPROOT": str(temporary),
             **({"COLDPRESS_TEST_DATA": str(data)} if data else {}),
         }

@@ -25,14 +25,13 @@ from coldpress.compiler.activity.counted import counted
 from coldpress.compiler.activity.packed_bits import adjacent_share
 from coldpress.compiler.cost_model import unit_bytes
 from coldpress.compiler.io import Workspace, load_arrays
-from coldpress.compiler.shared_settings import SeedSetting
 from coldpress.compiler.stages.order import structural
 from coldpress.compiler.stages.order._task import Activity, Arranged, Demand, Heuristic, Task
 from coldpress.runtime.plan.budget import Claim, cache_slots
 from coldpress.runtime.plugins import load
 from coldpress.runtime.quantization._mixed import format_at
 from coldpress.schemas.activations import Activations, FamilyStatistics
-from coldpress.schemas.base import PositiveCount
+from coldpress.schemas.base import PositiveCount, Record
 from coldpress.schemas.config import Key
 from coldpress.schemas.device import DeviceProfile
 from coldpress.schemas.errors import ColdpressError
@@ -54,7 +53,7 @@ SORTED_PAIRS_BYTES = 256 << 20
 """Bytes of one run of sorted pairs (compiler/stages/order/ripple.py)."""
 
 
-class OrderConfig(SeedSetting):
+class OrderConfig(Record):
     """Settings of `order`."""
 
     order: Annotated[str, Key(plugins="coldpress.compiler.stages.order")] = Field(
@@ -64,8 +63,8 @@ class OrderConfig(SeedSetting):
     )
     search_tokens: Annotated[PositiveCount, Key()] = Field(
         default=4096,
-        description="last calibration tokens, whose cache misses a search looks at; other counts are of all; fewer "
-        "for a quick build",
+        description="last calibration tokens, whose cache misses are counted; other counts are of all; fewer for a "
+        "quick build",
     )
     counting: Annotated[Literal["cpu", "gpu"], Key()] = Field(
         default="cpu", description="where co-activation is counted; gpu for large models, where there is one"
@@ -186,7 +185,7 @@ class OrderInputs:
             cache_options=self.sparsity.cache_options,
             search_tokens=self.config.search_tokens,
         )
-        return Task(demand, size * self.unit_bytes(group[0], family), self.device.flash, self.config.seed + group[0])
+        return Task(demand, size * self.unit_bytes(group[0], family), self.device.flash)
 
     def activity(self, group: range, family: FamilyName) -> Activity:
         """Returns the layers' bits side by side. If no layer has bits since all are used whole, one token uses all.

@@ -211,7 +211,6 @@ class Task:
     unit_bytes: int
     """Bytes of one layer's part of a unit."""
     flash: Flash
-    seed: int = 0
 
     @property
     def activity(self) -> Activity:

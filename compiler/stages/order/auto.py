@@ -4,14 +4,14 @@ Each is fitted on the earlier tokens and judged by the modelled flash seconds of
 collapse gap that suits it best. Algorithm 1 as published (ripple) wins unless another one beats it by MARGIN, so noise
 on a thousand tokens is decided in its favour. If it wins it is fitted again on all tokens.
 
-The candidates have each won somewhere (docs/experiments/order.md): ripple, frequency, misses, and collapse, which
-starts from misses. There is headroom where DRAM keeps some units and reads are shorter than the gap that costs as much
-as a read; there is none where a layer is read within one latency or the bytes that are needed anyway take longest.
+The candidates have each won somewhere (docs/experiments/order.md): ripple, frequency and misses. There is headroom
+where DRAM keeps some units and reads are shorter than the gap that costs as much as a read; there is none where a layer
+is read within one latency or the bytes that are needed anyway take longest.
 """
 
 import numpy as np
 
-from coldpress.compiler.stages.order import collapse, frequency, misses, ripple
+from coldpress.compiler.stages.order import frequency, misses, ripple
 from coldpress.compiler.stages.order._task import Arranged, Heuristic, Task
 
 RIPPLE, MISSES, FREQUENCY = ripple.Plugin(), misses.Plugin(), frequency.Plugin()
@@ -39,12 +39,6 @@ class Plugin(Heuristic):
 
 
 def _rivals(task: Task) -> dict[str, np.ndarray]:
-    """Makes the rivals' orders without the judged tokens, which only tell the cost of a gap."""
+    """Makes the rivals' orders without the judged tokens."""
     fitting = task.fitting
-    start = MISSES.arrange(fitting).order
-    gap_bytes = task.judge(start).gap_bytes
-    return {
-        "frequency": FREQUENCY.arrange(fitting).order,
-        "misses": start,
-        "collapse": collapse.refine(fitting, start, collapse.gap_cost(task, gap_bytes)),
-    }
+    return {"frequency": FREQUENCY.arrange(fitting).order, "misses": MISSES.arrange(fitting).order}

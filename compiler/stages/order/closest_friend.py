@@ -7,7 +7,6 @@ is already placed. Bundles follow each other by id. benchmarks/order.py also mea
 
 import numpy as np
 
-from coldpress.compiler.compiled import compiled
 from coldpress.compiler.stages.order._task import Arranged, Heuristic, Task
 
 
@@ -24,16 +23,9 @@ class Plugin(Heuristic):
         return Arranged(np.array(order, np.int32), "closest_friend")
 
 
-@compiled
-def closest_friends(counts):
+def closest_friends(counts: np.ndarray) -> np.ndarray:
     """Returns the unit that each unit is active with most, int64 [n]: the lowest id on ties, itself if there is none.
     Of `counts` [n, n] only [i, j] with i < j is read."""
-    friends, most = np.arange(len(counts)), np.zeros(len(counts), np.int64)
-    for i in range(len(counts)):
-        for j in range(i + 1, len(counts)):
-            count = np.int64(counts[i, j])
-            if count > most[i]:
-                most[i], friends[i] = count, j
-            if count > most[j]:
-                most[j], friends[j] = count, i
-    return friends
+    both = np.triu(counts, 1)
+    both += both.T
+    return np.where(both.any(axis=1), both.argmax(axis=1), np.arange(len(both)))

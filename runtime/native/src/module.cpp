@@ -13,6 +13,7 @@
 #include <tuple>
 
 #include "bindings.h"
+#include "coactivation.h"
 #include "cpu.h"
 #include "crc32c.h"
 #include "plan.h"
@@ -32,6 +33,10 @@ using Groups = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::c
 using Steps = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using OutGroups = nb::ndarray<float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Buffer = nb::ndarray<uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Words = nb::ndarray<const uint64_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using Order = nb::ndarray<int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+template <typename Count>
+using Square = nb::ndarray<Count, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 
 void expect_extents(const Extents& extents, uint64_t buffer_bytes, uint64_t page_bytes, uint64_t pages) {
     for (int64_t i = 0; i < extents.count; ++i) {
@@ -193,6 +198,39 @@ auto checksums_of(const Bytes1& data, int64_t page_bytes) {
     return sums;
 }
 
+template <typename Count>
+void counted_pairs(const Words& words, const Square<Count>& counts, int num_threads) {
+    const int64_t num_units = static_cast<int64_t>(words.shape(0));
+    expect_length("counts", counts.shape(0), num_units);
+    expect_length("a row of counts", counts.shape(1), num_units);
+    const int threads = threads_of(num_threads);
+    const nb::gil_scoped_release release;
+    count_pairs(words.data(), num_units, static_cast<int64_t>(words.shape(1)), counts.data(), threads);
+}
+
+template <typename Count>
+void joined_links(const Square<const Count>& counts, const Ids& units, int64_t run_pairs, const Order& order) {
+    const int64_t num_units = static_cast<int64_t>(counts.shape(0)), num_ordered = static_cast<int64_t>(units.shape(0));
+    expect_length("a row of counts", counts.shape(1), num_units);
+    expect_length("order", order.shape(0), num_ordered);
+    for (int64_t i = 0; i < num_ordered; ++i)
+        expect(units.data()[i] > (i ? units.data()[i - 1] : -1) && units.data()[i] < num_units,
+               "unit " + text(units.data()[i]) + " at index " + text(i) + " is not above the one before it and below " +
+                   text(num_units));
+    const nb::gil_scoped_release release;
+    join_links(counts.data(), num_units, units.data(), num_ordered, run_pairs, order.data());
+}
+
+template <typename Count>
+void bind_coactivation(nb::module_& m) {
+    using namespace nb::literals;
+    m.def("count_pairs", &counted_pairs<Count>, nb::arg("words").noconvert(), nb::arg("counts").noconvert(),
+          "num_threads"_a = 0, "counts[i, j], i < j = the bits that rows i and j of words have in common");
+    m.def("join_links", &joined_links<Count>, nb::arg("counts").noconvert(), nb::arg("units").noconvert(),
+          "run_pairs"_a, nb::arg("order").noconvert(),
+          "Writes the path of Ripple's Algorithm 1 over some units; at most run_pairs pairs are sorted at a time.");
+}
+
 constexpr size_t kHugePageBytes = 2 << 20;
 constexpr size_t kManyPages = 64 << 10;  // smaller buffers are few segments anyway
 
@@ -303,6 +341,8 @@ NB_MODULE(_native, m) {
     choose_cpu();
     nb::set_leak_warnings(false);  // an interpreter that exits during a read would report harmless leaks
     bind_products(m);
+    bind_coactivation<uint16_t>(m);
+    bind_coactivation<uint32_t>(m);
     nb::class_<PendingReads>(m, "Reads", "Reads under way; a reference less waits for them.")
         .def("wait", &PendingReads::wait, "count"_a,
              "Waits until the first `count` extents are there; whether all of them came whole.")
