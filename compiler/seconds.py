@@ -49,6 +49,9 @@ from coldpress.schemas.order import Order
 from coldpress.schemas.placement import Placement
 
 NO_DIGEST = "0" * 64
+WORTH = 0.985
+"""A change of a plan must bring a token's time, or its misses, below this share: other text differs from that on which
+it was chosen."""
 FILLING = 8
 """Requests that fill the caches before a run is counted."""
 

@@ -24,7 +24,7 @@ from coldpress.compiler.activity.variants import compare, state_error
 from coldpress.compiler.block_statistics import standard_error
 from coldpress.compiler.candidates import AUTO
 from coldpress.compiler.io import load_arrays
-from coldpress.compiler.seconds import Setting, built_orders, built_ranks, filling_requests
+from coldpress.compiler.seconds import WORTH, Setting, built_orders, built_ranks, filling_requests
 from coldpress.compiler.shared_settings import RoutingLimitSetting
 from coldpress.compiler.steps import Steps
 from coldpress.runtime.cache import CachePolicy
@@ -56,8 +56,6 @@ WAYS, DIVISIONS, ROUNDS = 2, 6, 2
 """Ways to divide, the divisions that a round measures together, and the rounds of each way."""
 SMALLEST = 1e-2
 """The lowest level of the first round."""
-WORTH = 0.985
-"""A routing must miss less than this share of the exact one's units: other text differs."""
 MOST_TOKENS = 1024
 """Validation tokens that a routing is settled on; whole blocks, at least one."""
 TINY = 1e-30

@@ -18,7 +18,7 @@ from coldpress.compiler import seconds
 from coldpress.compiler.activity.held_out import Context, Trace, Window, split_tokens, traces_of
 from coldpress.compiler.candidates import AUTO, caches_for, own_cache_options
 from coldpress.compiler.cost_model import PEAK_READ_BYTES
-from coldpress.compiler.seconds import FILLING, Key, Setting, filling_requests
+from coldpress.compiler.seconds import FILLING, WORTH, Key, Setting, filling_requests
 from coldpress.compiler.stages.plan._division import Division, Settings
 from coldpress.runtime.cache import CachePolicy, show_choice
 from coldpress.runtime.extents import span_bytes
@@ -37,8 +37,6 @@ from coldpress.schemas.placement import Placement
 from coldpress.schemas.plans import TriedSetting
 from coldpress.schemas.sparsity import Sparsity
 
-WORTH = 0.985
-"""A change must bring a token's time below this share: other text differs from the calibration text."""
 WORTH_SLOTS = 0.9
 """The same for a read buffer in place of slots, which also let a router prefer what is in DRAM (stages/route)."""
 NEARLY = 1.1

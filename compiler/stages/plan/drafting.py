@@ -19,8 +19,7 @@ import numpy as np
 from coldpress.compiler.candidates import AUTO, drafts_for
 from coldpress.compiler.draft_passes import COUNTS as MODEL_COUNTS
 from coldpress.compiler.draft_passes import MODEL, best_drafts
-from coldpress.compiler.seconds import Setting
-from coldpress.compiler.stages.plan._search import WORTH
+from coldpress.compiler.seconds import WORTH, Setting
 from coldpress.runtime.drafts import DRAFT_TOKENS, Draft
 from coldpress.runtime.plan.budget import holds_everything
 from coldpress.runtime.plugins import load

@@ -17,7 +17,7 @@ import numpy as np
 
 from coldpress.compiler import seconds
 from coldpress.compiler.activity.held_out import Window
-from coldpress.compiler.seconds import Key, Setting
+from coldpress.compiler.seconds import WORTH, Key, Setting
 from coldpress.compiler.stages.plan._search import FILLING, Known, filling
 from coldpress.runtime.store.ahead_room import NOTHING, Ahead, Reading, buffer_bytes, guessed_families, scattered
 from coldpress.runtime.store.resident import seconds_before
@@ -27,10 +27,8 @@ from coldpress.schemas.layout import Plan, Section
 from coldpress.schemas.sparsity import Sparsity
 
 LOG = logging.getLogger(__name__)
-WORTH = 0.985
-"""Reading ahead must bring a token's time below this share: other text differs from the calibration text."""
 WORTH_IN_GROUPS = 0.95
-"""The same for layers in groups, where the law has been off by up to a twentieth (docs/experiments/flash.md)."""
+"""As WORTH for layers in groups, where the law has been off by up to a twentieth (docs/experiments/flash.md)."""
 GUESSES = (0.5, 0.75, 1.0)
 """Shares of a guess that are tried: fewer units are more certain; with more units, reads join better."""
 WARM_TOKENS, MEASURED_TOKENS = 4, 8
