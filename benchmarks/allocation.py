@@ -17,11 +17,11 @@ from benchmarks.harness import Benchmark, Cell, Figures, Row, Rows, main, option
 from benchmarks.harness.places import ROOT
 from benchmarks.shared.cases import MODELS, Case, case_of
 from coldpress.compiler.activity.calibration_pass import PassConfig, count_activity
-from coldpress.compiler.activity.layer_counts import Activity
+from coldpress.compiler.activity.layer_counts import ActivityRule
 from coldpress.compiler.activity.unit_statistics import fit_all
 from coldpress.compiler.cost_model import all_read_units, unit_bytes
 from coldpress.compiler.io import Workspace
-from coldpress.compiler.stages.allocate._rules import AllocationConfig, Inputs, Method, allocated
+from coldpress.compiler.stages.allocate._rules import AllocationConfig, AllocationInputs, Method, allocated
 from coldpress.runtime.plugins import load, names, options_of
 from coldpress.runtime.profiles.devices import read_device
 from coldpress.runtime.sparsity import Selector
@@ -34,7 +34,7 @@ DEVICE = ROOT / "profiles/devices/pixel6.yaml"
 RULES = names("coldpress.compiler.stages.allocate")
 
 
-def method_of(name: str, case: Case, inputs: Inputs) -> Method:
+def method_of(name: str, case: Case, inputs: AllocationInputs) -> Method:
     """Returns a selector with its default options."""
     selector, spec = load("coldpress.runtime.sparsity", Selector, name), case.model.spec
     options = options_of(selector, {})
@@ -43,7 +43,7 @@ def method_of(name: str, case: Case, inputs: Inputs) -> Method:
     return Method(name, selector, options, FORMAT, sizes, reads)
 
 
-def row_of(case: Case, inputs: Inputs, method: Method, config: AllocationConfig, density: float) -> Row:
+def row_of(case: Case, inputs: AllocationInputs, method: Method, config: AllocationConfig, density: float) -> Row:
     """Returns the density, perplexity and shares that one rule gives for an asked density."""
     shares = allocated(config, inputs, method, density)
     arrays = fit_all(method.selector, method.options, shares, case.model.spec, method.statistics(inputs))
@@ -55,7 +55,7 @@ def row_of(case: Case, inputs: Inputs, method: Method, config: AllocationConfig,
 def calibrated(name: str, folder: Path, test_blocks: int) -> tuple[Case, Activations]:
     """Returns a model with its text, and the activations of one pass over the calibration text."""
     case = case_of(name, folder, SPLITS | {"test": ("test", slice(0, test_blocks))})
-    work, nothing = Workspace(folder / "calibrate", "benchmark"), Activity(frozenset())
+    work, nothing = Workspace(folder / "calibrate", "benchmark"), ActivityRule(frozenset())
     return case, count_activity(PassConfig(), case.model, case.corpus(), FAMILIES, nothing, work, case.stream.threads)
 
 
@@ -121,7 +121,9 @@ class Plugin(Benchmark[Options]):
             yield {"density": 1.0, "ppl": math.exp(nll / count)}
             return
         work = Workspace(case.folder / f"{name}-{density}-{rule}", "benchmark")
-        inputs = Inputs(case.model, activations, read_device(DEVICE), work, case.corpus(), case.stream.threads)
+        inputs = AllocationInputs(
+            case.model, activations, read_device(DEVICE), work, case.corpus(), case.stream.threads
+        )
         config = AllocationConfig(density_allocation=rule, allocation_tokens=self.options.tokens, compute_device="cpu")
         yield row_of(case, inputs, method_of(name, case, inputs), config, density)
 

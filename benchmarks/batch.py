@@ -31,7 +31,7 @@ from benchmarks.shared.planted import (
     write_artifacts,
 )
 from coldpress.runtime.artifact.reader import open_artifact
-from coldpress.runtime.generate.batch import OnToken, Prompt, Room, generate_batch, generate_each
+from coldpress.runtime.generate.batch import BatchRoom, OnToken, Prompt, generate_batch, generate_each
 from coldpress.runtime.generate.choice import choose_plan
 from coldpress.runtime.generate.sampling import Sampling
 from coldpress.runtime.generate.session import Session
@@ -140,7 +140,7 @@ def serve(case: str, path: Path, batch: int, *, renewed: bool) -> Row:
     count, most_tokens = PROMPTS_PER_PLACE * batch, PROMPT_TOKENS + LONGEST
     lengths = np.minimum(np.random.default_rng(9).geometric(1 / MEAN, count), LONGEST).tolist()
     each = [Prompt(ids, sampling) for ids, sampling in zip(prompts_of(case, count), drawn(count), strict=True)]
-    size, room = count if renewed else batch, Room(batch, most_tokens, batch * most_tokens)
+    size, room = count if renewed else batch, BatchRoom(batch, most_tokens, batch * most_tokens)
     found: list[tuple[Token, ...]] = []
     with Session(path, plan=plan_for(case, path, None)) as session:
         generate_batch(session, [prompt.ids for prompt in each[:batch]], 1 + WARM_PASSES, ignore_eos=True)

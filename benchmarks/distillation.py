@@ -92,14 +92,14 @@ def trained(case: Case, variant: str, sparsity: float, config: DistillConfig) ->
 
 def _unmasked(case: Case, asked: Sparsity, config: DistillConfig, work: Workspace) -> Model:
     """Trains as the stage does, without masks, and keeps the last state: its KL to the dense model can only grow."""
-    from coldpress.compiler.stages.distill import Task
+    from coldpress.compiler.stages.distill import DistillationTask
     from coldpress.compiler.training.course import Course
     from coldpress.compiler.training.loop import States, train
     from coldpress.compiler.training.source import Source
 
     recipe, source = load("coldpress.compiler.stages.distill", Recipe, "self"), Source.of(case.model)
     options = recipe.OPTIONS(**VARIANTS["control"])
-    lesson = recipe.prepare(Task(source, asked, (), config.seed, "cpu", False), options)
+    lesson = recipe.prepare(DistillationTask(source, asked, (), config.seed, "cpu", False), options)
     last: list[Any] = []
     course = Course(
         stage="distill",

@@ -72,7 +72,7 @@ def changes_of(cell: Cell, folder: Path) -> tuple[Placed, list[tuple[str, ladder
     ]
 
 
-def _put(before: ladder.Setting, **changes: Any) -> ladder.Setting:
+def _put(before: ladder.LadderSetting, **changes: Any) -> ladder.LadderSetting:
     return replace(before, **changes)
 
 

@@ -24,7 +24,15 @@ from benchmarks.shared.real_models import MODELS
 from coldpress.compiler.activity.packed_bits import adjacent_share, population
 from coldpress.compiler.cost_model import unit_bytes
 from coldpress.compiler.stages.order import auto, ripple
-from coldpress.compiler.stages.order._task import Activity, Arranged, Demand, Heuristic, Task, least_seconds, modelled
+from coldpress.compiler.stages.order._task import (
+    Activity,
+    Arranged,
+    Demand,
+    Heuristic,
+    OrderTask,
+    least_seconds,
+    modelled,
+)
 from coldpress.runtime.plugins import load
 from coldpress.runtime.profiles.devices import load_device
 from coldpress.schemas.device import DeviceProfile
@@ -69,10 +77,10 @@ def rows_of(source: Source, device_names: Sequence[str], formats: Sequence[Forma
     """Yields a row per order, device, format and text."""
     devices = [load_device(name) for name in device_names]
     demand = demand_of(source, source.fit)  # counts once for all devices
-    fixed = {name: arranged(name, Task(demand, 1, devices[0].flash)) for name in BASELINES}
+    fixed = {name: arranged(name, OrderTask(demand, 1, devices[0].flash)) for name in BASELINES}
     later = {name: later_reads(source, text) for name, text in source.tests.items()}
     for device, format_name in itertools.product(devices, formats):
-        task = Task(demand, unit_bytes(source.family, source.spec, format_name), device.flash)
+        task = OrderTask(demand, unit_bytes(source.family, source.spec, format_name), device.flash)
         orders = {name: Arranged(found.order, name) for name, found in fixed.items()}
         orders["auto"] = arranged("auto", task)
         for name, (order, chosen) in orders.items():
@@ -81,7 +89,7 @@ def rows_of(source: Source, device_names: Sequence[str], formats: Sequence[Forma
                 yield row_of(source, device, format_name, fitted, text, reads)
 
 
-def arranged(name: str, task: Task) -> Arranged:
+def arranged(name: str, task: OrderTask) -> Arranged:
     """Returns the order that a heuristic gives for a task."""
     return load("coldpress.compiler.stages.order", Heuristic, name).arrange(task)
 
@@ -151,12 +159,12 @@ def case_of(row: Row) -> tuple[str, ...]:
 def layer_times(source: Source, device: str, rounds: int) -> dict[str, list[float]]:
     """Returns the seconds of one layer in every round, on one core as in a job of the stage."""
     flash, size_bytes = load_device(device).flash, unit_bytes(source.family, source.spec, "int4_group32")
-    task: Task
+    task: OrderTask
 
     def count() -> None:
         nonlocal task
         demand = demand_of(source, source.fit)
-        task = Task(replace(demand, activity=replace(demand.activity, threads=1)), size_bytes, flash)
+        task = OrderTask(replace(demand, activity=replace(demand.activity, threads=1)), size_bytes, flash)
         _ = task.demand.activity.counts, task.demand.fitting.activity.counts
 
     works: dict[str, Callable[[], object]] = {

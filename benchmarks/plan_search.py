@@ -28,7 +28,7 @@ from coldpress.compiler.io import Workspace, load_arrays, save_arrays
 from coldpress.compiler.quote.reference import kind_of
 from coldpress.compiler.quote.sources import QuoteSource, curves_like, find
 from coldpress.compiler.search import Goal, Judged, Space
-from coldpress.compiler.stages.allocate import AllocateConfig, Floor, Inputs, searched
+from coldpress.compiler.stages.allocate import AllocateConfig, AllocationInputs, Floor, searched
 from coldpress.runtime.profiles.devices import load_device
 from coldpress.runtime.routers import router_of
 from coldpress.runtime.sparsity import used_experts
@@ -114,7 +114,7 @@ class Plugin(Benchmark[Options]):
     def measure(self, cell: Cell) -> Iterator[Row]:
         source = self.once(cell["model"], lambda: source_of(cell["model"], self.folder))
         device, work = load_device(cell["device"]), Workspace(self.folder, "plan")
-        inputs = Inputs(source.model, source.activations, device, work, None, 2, source.curves)
+        inputs = AllocationInputs(source.model, source.activations, device, work, None, 2, source.curves)
         asked = AllocateConfig(
             method="auto",
             format=cell["formats"],

@@ -39,7 +39,7 @@ from benchmarks.speculative import texts
 from coldpress.compiler.device.host import kernel_rates
 from coldpress.compiler.device.measure import measure
 from coldpress.compiler.io import load_record, save_record
-from coldpress.compiler.quote.decide import Asked, device_quotes
+from coldpress.compiler.quote.decide import QuoteSettings, device_quotes
 from coldpress.compiler.quote.records import DeviceQuote
 from coldpress.compiler.quote.sources import find
 from coldpress.runtime.artifact.reader import open_artifact
@@ -315,7 +315,7 @@ def built_in(folder: Path) -> Built:
 def quoted(source: str, device: Path, budgets: str, folder: Path) -> list[Quoted]:
     """Returns what each DRAM budget of one build is quoted, the smallest first; scratch files go to `folder`."""
     folder.mkdir(exist_ok=True)
-    asked = Asked(quick=True, with_steps=False)
+    asked = QuoteSettings(quick=True, with_steps=False)
     keys = {"dram_budget": budgets, "max_ppl_ratio": str(MAX_PPL_RATIO), "context_length": str(CONTEXT_LENGTH)}
     return [_quoted(one) for one in reversed(device_quotes(find(source, keys, folder), read_device(device), asked))]
 

@@ -18,7 +18,7 @@ from benchmarks.harness import Benchmark, Cell, Figures, Row, Rows, main, option
 from benchmarks.shared.cases import CORPORA, Parts, case_of
 from benchmarks.shared.predicting import aiming, largest_rank
 from coldpress.compiler.activity.calibration_pass import PassConfig, count_activity
-from coldpress.compiler.activity.layer_counts import Activity, exact_families
+from coldpress.compiler.activity.layer_counts import ActivityRule, exact_families
 from coldpress.compiler.block_statistics import standard_error
 from coldpress.compiler.io import Workspace
 from coldpress.compiler.stages.predict import PredictConfig, Trainer, ladder_ranks
@@ -99,8 +99,8 @@ class Case:
 
     def _calibrated(self, corpus: Corpus) -> Activations:
         spec = self.model.spec
-        exact = Activity(exact_families((FAMILY,), spec))
-        activity = exact if spec.exact_zeros else Activity(frozenset(), aiming(spec, DENSITY))
+        exact = ActivityRule(exact_families((FAMILY,), spec))
+        activity = exact if spec.exact_zeros else ActivityRule(frozenset(), aiming(spec, DENSITY))
         work = Workspace(self.folder / "calibrate", "benchmark")
         return count_activity(PassConfig(), self.model, corpus, (FAMILY,), activity, work, self.stream.threads)
 

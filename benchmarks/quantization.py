@@ -41,7 +41,7 @@ from coldpress.compiler.llama_cpp.formats import formats
 from coldpress.compiler.llama_cpp.formats import type_of as type_of_format
 from coldpress.compiler.llama_cpp.types import decode
 from coldpress.compiler.rounding import gptq, rtn
-from coldpress.compiler.rounding._matrix import Known, Rounding
+from coldpress.compiler.rounding._matrix import InputStatistics, Rounding
 from coldpress.compiler.stages.allocate._mixed import Mixes, expected_effects
 from coldpress.runtime.kernels.products import decode_rows
 from coldpress.schemas.activations import Activations
@@ -162,7 +162,7 @@ class Reference:
         return decode_rows(codes, self.matrices[role].shape[1], chosen[role], num_threads=1)
 
     def _by_llama(self, chosen: FormatOf, role: str) -> np.ndarray:
-        weights = Known(activations=self.activations).weights(self.model, role, "row")
+        weights = InputStatistics(activations=self.activations).weights(self.model, role, "row")
         kind = type_of_format(chosen[role])
         return decode(ggml.quantize(weights.read(0, weights.count), kind, weights.importance), kind)
 

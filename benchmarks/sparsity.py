@@ -26,7 +26,7 @@ from benchmarks.shared.predicting import predicting
 from benchmarks.shared.pruning import pruned
 from coldpress.compiler.activity.calibration_pass import PassConfig, count_activity
 from coldpress.compiler.activity.forward import LayerStream
-from coldpress.compiler.activity.layer_counts import Activity
+from coldpress.compiler.activity.layer_counts import ActivityRule
 from coldpress.compiler.activity.unit_statistics import all_statistics, fit_all
 from coldpress.compiler.io import Workspace, save_arrays
 from coldpress.compiler.stages import distill
@@ -108,7 +108,7 @@ class Questions:
 
 def calibrated(case: Case, folder: Path) -> Activations:
     """Returns the activations of one pass over the calibration text."""
-    work, activity = Workspace(folder / "calibrate", "benchmark"), Activity(frozenset())
+    work, activity = Workspace(folder / "calibrate", "benchmark"), ActivityRule(frozenset())
     return count_activity(PassConfig(), case.model, case.corpus(), COUNTED, activity, work, case.stream.threads)
 
 

@@ -65,7 +65,7 @@ from coldpress.schemas.model import MatrixRole, Model, ModelSpec
 from coldpress.schemas.sparsity import Sparsity
 
 
-class Token(NamedTuple):
+class DenseToken(NamedTuple):
     """A token's figures, summed over the requests of all layers."""
 
     reads: float
@@ -78,14 +78,14 @@ class Token(NamedTuple):
     """Seconds of the requests."""
 
 
-class Ahead(NamedTuple):
+class DenseAhead(NamedTuple):
     num_units: int
     reads: int
     read_bytes: int
     flash_s: float
 
 
-NO_AHEAD = Ahead(0, 0, 0, 0.0)
+NO_AHEAD = DenseAhead(0, 0, 0, 0.0)
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ class Stream:
     def weights(self) -> Weights:
         return Weights(self.format, self.used_bytes)
 
-    def in_whole_layers(self, num_streamed: int, buffer_bytes: int) -> Token:
+    def in_whole_layers(self, num_streamed: int, buffer_bytes: int) -> DenseToken:
         """Returns the figures of a token that reads `num_streamed` units of all layers: whole layers, and the last
         units of one more. Layers that read equally much take equally long."""
         layers = self.num_layers
@@ -131,9 +131,11 @@ class Stream:
                 work = self._work(read, num_read, NO_AHEAD)
                 seconds = read.flash_s, work.seconds, work.with_reads(read.arrival)
                 totals += times / len(requests) * np.array([read.num_reads, read.num_bytes, *seconds])
-        return Token(*totals.tolist())
+        return DenseToken(*totals.tolist())
 
-    def ahead(self, num_streamed: int, buffer_bytes: int, preload_bytes: int, seconds_before: Sequence[float]) -> Token:
+    def ahead(
+        self, num_streamed: int, buffer_bytes: int, preload_bytes: int, seconds_before: Sequence[float]
+    ) -> DenseToken:
         """Returns the figures of a token that reads `num_streamed` units, as many in each layer, the first of them
         ahead; `seconds_before` is what each layer with units computes before its request."""
         layers = self.num_layers
@@ -153,9 +155,9 @@ class Stream:
             queue.begin(after.flash_s)
             totals += np.array([read.num_reads, read.num_bytes, read.flash_s, work.seconds, request_s])
             totals += np.array([after.reads, after.read_bytes, after.flash_s, guess_s, guess_s])
-        return Token(*totals.tolist())
+        return DenseToken(*totals.tolist())
 
-    def _work(self, read: Reads, num_read: int, ahead: Ahead) -> Work:
+    def _work(self, read: Reads, num_read: int, ahead: DenseAhead) -> Work:
         read_bytes, early_bytes = num_read * self.unit_bytes, ahead.num_units * self.unit_bytes
         early = Early(early_bytes, num_portions(early_bytes))
         ready_bytes = self.used_bytes - read_bytes
@@ -186,14 +188,14 @@ def _request(flash: Flash, unit_bytes: int, buffer_bytes: int, units: int, count
 
 
 @lru_cache(maxsize=4096)
-def _ahead(flash: Flash, unit_bytes: int, preload_bytes: int, units: int, count: int) -> Ahead:
+def _ahead(flash: Flash, unit_bytes: int, preload_bytes: int, units: int, count: int) -> DenseAhead:
     """Returns the reads ahead for a layer whose last `count` units are on flash: the first that fit the buffer."""
     if not count:
         return NO_AHEAD
     positions, units_on_flash = np.arange(units - count, units), Strided(0, unit_bytes, unit_bytes)
     batch = first_batch(units_on_flash, positions, flash.page_bytes.value, 0, preload_bytes)
     reads, read_bytes = len(batch.extents), batch.extents.num_bytes
-    return Ahead(batch.buffer_offset.size, reads, read_bytes, float(flash_seconds(flash, reads, read_bytes)))
+    return DenseAhead(batch.buffer_offset.size, reads, read_bytes, float(flash_seconds(flash, reads, read_bytes)))
 
 
 def _used_together(units: int, experts: int, experts_per_token: int) -> list[np.ndarray]:
@@ -326,7 +328,7 @@ class _Runs:
         token = self.stream.ahead(self.num_units - pinned, buffer_bytes, preload_bytes, self.besides.seconds_before)
         return self._run(token, pinned, buffer_bytes, preload_bytes)
 
-    def _run(self, token: Token, pinned: int, buffer_bytes: int, preload_bytes: int) -> DenseRun:
+    def _run(self, token: DenseToken, pinned: int, buffer_bytes: int, preload_bytes: int) -> DenseRun:
         holds_tables = pinned == self.num_units and self.units_bytes + self.rows.table_bytes <= self.room_bytes
         rows = _RowReads(0, 0, 0.0, 0.0) if holds_tables else self.rows
         token_s = self.besides.token_s - self.rows.seconds + rows.seconds

@@ -173,7 +173,7 @@ def choices_seconds(
     return sum(of_all_layers(setting, one) for one in found) / len(found), hits / max(1, hits + misses)
 
 
-class Token(NamedTuple):
+class TokenCost(NamedTuple):
     token_s: float
     flash_s: float
     """Seconds of its reads alone."""
@@ -186,14 +186,14 @@ class Token(NamedTuple):
 
 def choices_tokens(
     setting: Setting, choose: Choose, windows: Sequence[range], num_warm: int, fill: Mapping[Key, np.ndarray]
-) -> list[Token]:
+) -> list[TokenCost]:
     """Returns each counted token's own figures, in the run whose means `choices_seconds` returns."""
     tokens = [(token, number >= num_warm) for window in windows for number, token in enumerate(window)]
     alone = [range(token, token + 1) for token, _ in tokens]
     found = simulate_choices(setting.artifact, setting.plan, choose, alone, 0, fill)
     times = times_traced(setting.manifest, setting.plan)
     return [
-        Token(
+        TokenCost(
             of_all_layers(setting, one),
             times * one.modelled_flash_s,
             times * one.reads,

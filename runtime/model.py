@@ -16,7 +16,7 @@ from typing import TypedDict, overload
 import numpy as np
 from typing_extensions import Unpack
 
-from coldpress.runtime.generate.batch import Room, generate_each, room_of
+from coldpress.runtime.generate.batch import BatchRoom, generate_each, room_of
 from coldpress.runtime.generate.choice import asked_bytes, budget_at
 from coldpress.runtime.generate.completion import Completion, Continuation, Totals
 from coldpress.runtime.generate.sampling import Sampling
@@ -287,7 +287,7 @@ class Model:
         if not lengths:
             return
         most = 1 if decoder.selection.sees_residency else FEW_TOKENS
-        room = Room(1, max(lengths), max(lengths)) if most == 1 else room_of(self._session, lengths, most)
+        room = BatchRoom(1, max(lengths), max(lengths)) if most == 1 else room_of(self._session, lengths, most)
         prompts = [run.prompt(sampling.at(place)) for place, run in enumerate(runs)]
 
         def add(number: int, token: Token) -> bool:

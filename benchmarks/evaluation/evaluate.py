@@ -18,7 +18,7 @@ import numpy as np
 from benchmarks.evaluation.reads import Reading, Reads, reads_of, requests_seconds
 from coldpress.compiler.activity.choice import Arrays, of_experts
 from coldpress.compiler.activity.forward import BlockHooks, Hooks, LayerStream
-from coldpress.runtime.cache import Known, make
+from coldpress.runtime.cache import CacheFacts, make
 from coldpress.runtime.sparsity import Residency, Selector, select_of, used_experts
 from coldpress.schemas.base import Options
 from coldpress.schemas.errors import ColdpressError
@@ -235,7 +235,7 @@ class Masks:
         if self.reading:
             position = self.reading.placed[layer, family].position
         requests = self.cache.requests.get((layer, family)) if self.cache else None
-        known = Known(units, slots, np.zeros(0, np.int64), position, requests)
+        known = CacheFacts(units, slots, np.zeros(0, np.int64), position, requests)
         policy = make(self.cache.policy, self.cache.options, known) if self.cache else make("static", {}, known)
 
         def choose(block: int, values: np.ndarray, own: np.ndarray | None) -> np.ndarray:

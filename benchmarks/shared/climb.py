@@ -30,7 +30,7 @@ LEAST_S = 1e-6
 
 
 @dataclass(frozen=True)
-class Placed(ladder.Setting):
+class Placed(ladder.LadderSetting):
     """A setting, its artifact, and the image that its units are read from, if not the artifact's."""
 
     path: Path

@@ -6,7 +6,7 @@ from benchmarks.evaluation.evaluate import Sparse
 from benchmarks.shared.cases import Case
 from coldpress.compiler.activity.calibration_pass import PassConfig, count_activity
 from coldpress.compiler.activity.choice import Choice
-from coldpress.compiler.activity.layer_counts import Activity
+from coldpress.compiler.activity.layer_counts import ActivityRule
 from coldpress.compiler.io import Workspace, load_arrays
 from coldpress.compiler.stages.predict import PredictConfig
 from coldpress.compiler.stages.predict import run as predict
@@ -41,7 +41,7 @@ def predicting(case: Case, density: float, folder: Path) -> Sparse:
     """Returns the largest predictors, trained; each token uses the `density` of its units that they score highest."""
     choice, spec = aiming(case.model.spec, density, topk_ratio=1.0), case.model.spec
     layers = tuple(range(spec.num_hidden_layers))
-    activity, work = Activity(frozenset(), choice), Workspace(folder / f"aim-{density}", "benchmark")
+    activity, work = ActivityRule(frozenset(), choice), Workspace(folder / f"aim-{density}", "benchmark")
     counted = count_activity(PassConfig(), case.model, case.corpus(), (FAMILY,), activity, work, case.stream.threads)
     asked = sparsity_of(
         "predictor",

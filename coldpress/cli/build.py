@@ -36,7 +36,7 @@ GIVEN_OTHERWISE = ("model", "locked")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Build:
+class BuildFlags:
     model: str | None = argument(
         "a profile's name, a folder with a checkpoint, or a model of the hub", type=PLACE, required=False
     )
@@ -72,7 +72,7 @@ class Build:
     """The keys of the build, and options of plug-ins."""
 
 
-def run(flags: Build) -> int:
+def run(flags: BuildFlags) -> int:
     """Builds; returns the exit code of the build. Raises ColdpressError if a flag has no value or does not go with
     another, or there are no rules."""
     if unknown := flags.more.keys() - known_keys().keys():
@@ -89,7 +89,7 @@ def run(flags: Build) -> int:
     return _shown({"model": flags.model} | config, told, flags)
 
 
-def _run_matrix(flags: Build, file: Path, config: Mapping[str, str], told: Sequence[str]) -> int:
+def _run_matrix(flags: BuildFlags, file: Path, config: Mapping[str, str], told: Sequence[str]) -> int:
     if flags.model is not None or config:
         given = flags.model or next(flag(key) for key in config)
         raise ColdpressError(
@@ -116,7 +116,7 @@ def _run_matrix(flags: Build, file: Path, config: Mapping[str, str], told: Seque
     return code
 
 
-def _shown(config: Mapping[str, str], told: Sequence[str], flags: Build) -> int:
+def _shown(config: Mapping[str, str], told: Sequence[str], flags: BuildFlags) -> int:
     with _beside_json(flags):
         code = followed(config, told)
     if flags.json:
@@ -125,7 +125,7 @@ def _shown(config: Mapping[str, str], told: Sequence[str], flags: Build) -> int:
     return code
 
 
-def _beside_json(flags: Build) -> contextlib.AbstractContextManager[object]:
+def _beside_json(flags: BuildFlags) -> contextlib.AbstractContextManager[object]:
     return contextlib.redirect_stdout(sys.stderr) if flags.json else contextlib.nullcontext()
 
 
@@ -164,7 +164,7 @@ def built(config: Mapping[str, str]) -> dict[str, Any]:
 
 COMMAND = with_keys(
     command(
-        Build,
+        BuildFlags,
         run,
         name="build",
         help=__doc__,

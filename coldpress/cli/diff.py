@@ -90,9 +90,9 @@ def _row(name: str, one: Mapping[str, Any], other: Mapping[str, Any]) -> tuple[s
 
 
 def _write_page(file: Path, a: Path, b: Path, rows: list[tuple[str, ...]]) -> None:
-    from coldpress.cli.diff_page import Compared, render  # a comparison without a page draws nothing
+    from coldpress.cli.diff_page import ComparedArtifact, render  # a comparison without a page draws nothing
 
-    def found(path: Path) -> Compared:
+    def found(path: Path) -> ComparedArtifact:
         folder, build = _artifact_in(path)
         artifact, metrics = open_artifact(folder), measured(build)
         if metrics is None or metrics.artifact_sha256 != artifact.sha256:
@@ -100,7 +100,7 @@ def _write_page(file: Path, a: Path, b: Path, rows: list[tuple[str, ...]]) -> No
                 f"{path} has no {METRICS} of its artifact, expected the folder of a finished build such as "
                 "build/relu-demo/pixel6; --html compares what builds measured"
             )
-        return Compared(path, metrics, artifact.manifest)
+        return ComparedArtifact(path, metrics, artifact.manifest)
 
     text = render(found(a), found(b), rows)
     with replacing(file) as temporary:

@@ -22,13 +22,13 @@ PLAN_COLUMNS = ("DRAM budget", "selector", "cache", "context", "KV cache", "coll
 
 
 @dataclass(frozen=True)
-class Compared:
+class ComparedArtifact:
     path: Path
     metrics: Metrics
     manifest: Manifest
 
 
-def render(one: Compared, other: Compared, rows: Sequence[tuple[str, ...]]) -> str:
+def render(one: ComparedArtifact, other: ComparedArtifact, rows: Sequence[tuple[str, ...]]) -> str:
     """Returns the page; `rows` are what differs: (name, value in A, value in B, how many times as large)."""
     both = dict(zip(LETTERS, (one, other), strict=True))
     metrics = {letter: build.metrics for letter, build in both.items()}
@@ -48,7 +48,7 @@ def render(one: Compared, other: Compared, rows: Sequence[tuple[str, ...]]) -> s
     )
 
 
-def _shown(letter: str, build: Compared) -> dict[str, Any]:
+def _shown(letter: str, build: ComparedArtifact) -> dict[str, Any]:
     metrics = build.metrics
     return {
         "letter": letter,

@@ -35,7 +35,7 @@ EXAMPLES = """examples:
 """
 
 
-class Known(NamedTuple):
+class KnownCommand(NamedTuple):
     """A command: what it does, and its module, which has `COMMAND`."""
 
     help: str
@@ -45,20 +45,22 @@ class Known(NamedTuple):
 
 
 COMMANDS = {
-    "build": Known("compile a model for a device", "coldpress.cli.build", "compiler"),
-    "quote": Known("say what a build will give, before it is made", "coldpress.compiler.quote.command", "compiler"),
-    "chat": Known("chat with an artifact, by its checkpoint's template", "coldpress.cli.chat"),
-    "serve": Known("serve an artifact to clients of OpenAI and Anthropic", "coldpress.server.command", "serve"),
-    "generate": Known("continue a prompt, reading weights from flash", RUNTIME),
-    "inspect": Known("show what an artifact is: model, files, families, plans", RUNTIME),
-    "verify": Known("check every byte of an artifact: digests, page checksums, weights", RUNTIME),
-    "bench": Known("measure decoding for selectors and caches; the last line is JSON", RUNTIME),
-    "simulate": Known("replay a trace on a modelled device, without weights", RUNTIME),
-    "emulate": Known("run any command with the reads and the memory of a device", RUNTIME),
-    "export": Known("write an artifact's weights for another engine", "coldpress.cli.export", "compiler"),
-    "device": Known("measure, import, show and compare device profiles", "coldpress.compiler.device.command"),
-    "diff": Known("compare two artifacts or builds", "coldpress.cli.diff"),
-    "doctor": Known("say what works on this machine, and what to do about the rest", "coldpress.cli.doctor"),
+    "build": KnownCommand("compile a model for a device", "coldpress.cli.build", "compiler"),
+    "quote": KnownCommand(
+        "say what a build will give, before it is made", "coldpress.compiler.quote.command", "compiler"
+    ),
+    "chat": KnownCommand("chat with an artifact, by its checkpoint's template", "coldpress.cli.chat"),
+    "serve": KnownCommand("serve an artifact to clients of OpenAI and Anthropic", "coldpress.server.command", "serve"),
+    "generate": KnownCommand("continue a prompt, reading weights from flash", RUNTIME),
+    "inspect": KnownCommand("show what an artifact is: model, files, families, plans", RUNTIME),
+    "verify": KnownCommand("check every byte of an artifact: digests, page checksums, weights", RUNTIME),
+    "bench": KnownCommand("measure decoding for selectors and caches; the last line is JSON", RUNTIME),
+    "simulate": KnownCommand("replay a trace on a modelled device, without weights", RUNTIME),
+    "emulate": KnownCommand("run any command with the reads and the memory of a device", RUNTIME),
+    "export": KnownCommand("write an artifact's weights for another engine", "coldpress.cli.export", "compiler"),
+    "device": KnownCommand("measure, import, show and compare device profiles", "coldpress.compiler.device.command"),
+    "diff": KnownCommand("compare two artifacts or builds", "coldpress.cli.diff"),
+    "doctor": KnownCommand("say what works on this machine, and what to do about the rest", "coldpress.cli.doctor"),
 }
 
 

@@ -17,7 +17,7 @@ from starlette.types import Receive, Scope, Send
 from coldpress.schemas.errors import ColdpressError
 from coldpress.server.fields import Asked, Fields, read
 from coldpress.server.refusals import RefusalError, openai_error
-from coldpress.server.run import ClientLeftError, Run
+from coldpress.server.run import ClientLeftError, RequestRun
 from coldpress.server.sequences import Piece
 from coldpress.server.served import Served
 
@@ -73,7 +73,7 @@ class Answer(ABC):
     def __init__(self, served: Served) -> None:
         self.served = served
 
-    async def send(self, run: Run, request: Request, *, is_streamed: bool | None) -> Response:
+    async def send(self, run: RequestRun, request: Request, *, is_streamed: bool | None) -> Response:
         if is_streamed:
             return _EventStream(self, run)
         return JSONResponse(self.whole(await run.all(self.served.worker, request.receive)))
@@ -101,7 +101,7 @@ class Answer(ABC):
 class _EventStream(Response):
     media_type = "text/event-stream"
 
-    def __init__(self, answer: Answer, run: Run) -> None:
+    def __init__(self, answer: Answer, run: RequestRun) -> None:
         super().__init__(headers={"cache-control": "no-store", "x-accel-buffering": "no"})
         del self.headers["content-length"]
         self._answer, self._run = answer, run

@@ -16,7 +16,7 @@ class ClientLeftError(Exception):
     """The client has closed its connection; there is nobody to tell."""
 
 
-class Run:
+class RequestRun:
     """The sequences of a request, and the queue in which their pieces arrive."""
 
     def __init__(self, sequences: list[Sequence], pieces: "asyncio.Queue[tuple[int, Piece]]") -> None:

@@ -10,7 +10,7 @@ from coldpress.runtime.text.chat import ChatTemplate, Message
 from coldpress.runtime.text.tokenizer import TextCodec
 from coldpress.server.fields import Drawing
 from coldpress.server.refusals import RefusalError
-from coldpress.server.run import Run
+from coldpress.server.run import RequestRun
 from coldpress.server.sequences import Piece, Sequence, Wanted
 from coldpress.server.settings import Settings
 from coldpress.server.worker import Worker
@@ -103,7 +103,7 @@ class Served:
         given = drawing.model_dump(include=set(Sampling.model_fields), exclude_none=True)
         return Sampling.model_validate({"temperature": 1.0, "seed": secrets.randbits(62), **given})
 
-    def run(self, several: Several[Wanted]) -> Run:
+    def run(self, several: Several[Wanted]) -> RequestRun:
         """Returns a run of sequences, not submitted yet."""
         loop = asyncio.get_running_loop()
         pieces = asyncio.Queue[tuple[int, Piece]]()
@@ -114,7 +114,7 @@ class Served:
 
             return Sequence(wanted, self.codec, self.eos_ids, tell)
 
-        return Run([made(number, wanted) for number, wanted in enumerate(several)], pieces)
+        return RequestRun([made(number, wanted) for number, wanted in enumerate(several)], pieces)
 
     def choices(self, wanted: Wanted, count: int) -> list[Wanted]:
         """Returns `count` sequences of one prompt; each has the next seed."""

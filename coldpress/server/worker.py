@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from coldpress.runtime.generate.batch import Prompt, Room, generate_each
+from coldpress.runtime.generate.batch import BatchRoom, Prompt, generate_each
 from coldpress.runtime.generate.choice import asked_bytes
 from coldpress.runtime.generate.completion import Totals
 from coldpress.runtime.generate.prefixes import Prefixes
@@ -170,7 +170,7 @@ class Worker:
         num_tokens = max(settings.batch_tokens or 0, longest)
         if not session.has_kv_room(num_tokens):  # of a budget that has shrunk
             num_tokens = longest
-        room = Room(sequences, longest, num_tokens)
+        room = BatchRoom(sequences, longest, num_tokens)
         each = generate_each(
             session, self._prompts(), 1, room, on_token=self._add, at_once=True, prefixes=self.prefixes
         )

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from coldpress.compiler.activity.expert_counts import curve_of
 from coldpress.compiler.activity.forward import ComputeDtype, LayerStream, choose_device, choose_dtype
-from coldpress.compiler.activity.layer_counts import Activity, leaders
+from coldpress.compiler.activity.layer_counts import ActivityRule, leaders
 from coldpress.compiler.activity.shards import shard_text, task_tokens
 from coldpress.compiler.activity.statistics import collect
 from coldpress.compiler.io import Workspace
@@ -69,7 +69,7 @@ def count_activity(
     model: Model,
     corpus: Corpus,
     families: tuple[FamilyName, ...],
-    activity: Activity,
+    activity: ActivityRule,
     work: Workspace,
     threads: int,
 ) -> Activations:

@@ -12,7 +12,7 @@ import numpy as np
 
 from coldpress.compiler.io import load_arrays
 from coldpress.compiler.shared_settings import DEFAULT_CACHE
-from coldpress.runtime.cache import Known, make
+from coldpress.runtime.cache import CacheFacts, make
 from coldpress.runtime.plugins import load
 from coldpress.runtime.sparsity import Residency, Selector, select_of, used_experts
 from coldpress.schemas.families import WHOLE_MLP, Signal, activity_of, layers_of, num_experts
@@ -88,7 +88,7 @@ class CachedChoice(Choice):
         num_units, experts = activity.shape[1], num_experts(family, self.spec)
         natural, own = np.arange(num_units, dtype=np.int32), used_experts(activity, experts)
         slots = max(1, round(self.resident_share * num_units))
-        cache = make(DEFAULT_CACHE, {}, Known(num_units, slots, np.empty(0, np.int32), natural))
+        cache = make(DEFAULT_CACHE, {}, CacheFacts(num_units, slots, np.empty(0, np.int32), natural))
         used = np.zeros(activity.shape, bool)
         for token, signal in enumerate(activity):
             present = cache.present

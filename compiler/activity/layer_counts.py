@@ -36,7 +36,7 @@ INNER_SIGNALS = ("mlp_activation", "mlp_inner")
 
 
 @dataclass(frozen=True)
-class Activity:
+class ActivityRule:
     """The meaning of "active": picked by a selector; or, in families with exact zeros, not zero; or still unknown."""
 
     exact: frozenset[str]
@@ -76,7 +76,7 @@ def multiplied_signals(layer: int, spec: ModelSpec) -> tuple[Signal, ...]:
 
 
 @dataclass(frozen=True)
-class Text:
+class CalibrationText:
     """Calibration blocks: `tokens` int32 and `tasks` int16, both [num_blocks, T]; a task of -1 is none."""
 
     tokens: np.ndarray
@@ -168,9 +168,9 @@ class LayerCounts:
     def __init__(
         self,
         layer: int,
-        text: Text,
+        text: CalibrationText,
         families: Mapping[str, Signal],
-        activity: Activity,
+        activity: ActivityRule,
         inputs: RowWriter | None,
         previous: RowReader | None,
         experts: ExpertCounts | None = None,

@@ -12,7 +12,7 @@ import numpy as np
 
 from coldpress.compiler.activity.array_rows import RowReader, RowWriter, writing_rows
 from coldpress.compiler.activity.expert_counts import curve_of, merged
-from coldpress.compiler.activity.layer_counts import Text
+from coldpress.compiler.activity.layer_counts import CalibrationText
 from coldpress.compiler.activity.packed_bits import joined
 from coldpress.compiler.activity.statistics import experts_key, layer_record, squares_key
 from coldpress.compiler.io import Workspace, checked_path, load_arrays
@@ -28,7 +28,7 @@ SAME = ("exact_zeros", "block_tokens", "compute_dtype", "weights_sha256")
 """Fields that all shards of one text and model share."""
 
 
-def shard_text(corpus: Corpus, shard: int, num_shards: int) -> tuple[int, Text]:
+def shard_text(corpus: Corpus, shard: int, num_shards: int) -> tuple[int, CalibrationText]:
     """Returns (first block, text) of one of `num_shards` parts of the calibration blocks, whose sizes differ by at most
     one block; raises ColdpressError if there is no such shard, or there are fewer blocks than shards."""
     blocks = corpus.split("calibration")
@@ -40,10 +40,10 @@ def shard_text(corpus: Corpus, shard: int, num_shards: int) -> tuple[int, Text]:
     start, stop = (blocks.num_blocks * edge // num_shards for edge in (shard, shard + 1))
     arrays = load_arrays(blocks.arrays)
     tasks = arrays["tasks"][start:stop] if "tasks" in arrays else None
-    return start, Text(arrays["tokens"][start:stop], tasks, len(blocks.tasks))
+    return start, CalibrationText(arrays["tokens"][start:stop], tasks, len(blocks.tasks))
 
 
-def task_tokens(corpus: Corpus, text: Text) -> tuple[TaskTokens, ...]:
+def task_tokens(corpus: Corpus, text: CalibrationText) -> tuple[TaskTokens, ...]:
     names = corpus.split("calibration").tasks
     if text.tasks is None:
         return ()

@@ -21,10 +21,10 @@ from coldpress.compiler.activity.expert_counts import ExpertCounts, uses_of
 from coldpress.compiler.activity.forward import LayerStream
 from coldpress.compiler.activity.layer_counts import (
     TOP_DENSITIES,
-    Activity,
+    ActivityRule,
+    CalibrationText,
     LayerCounts,
     SignalCounter,
-    Text,
     keys_of,
     leaders,
     multiplied_signals,
@@ -47,7 +47,11 @@ ACCELERATOR_TOKENS = 4096
 
 
 def collect(
-    stream: LayerStream, text: Text, families: tuple[FamilyName, ...], activity: Activity, work: Workspace
+    stream: LayerStream,
+    text: CalibrationText,
+    families: tuple[FamilyName, ...],
+    activity: ActivityRule,
+    work: Workspace,
 ) -> tuple[LayerStatistics, ...]:
     """Returns statistics of every layer, in order; `work` keeps the arrays, and between layers the hidden states."""
     collector = _Collector(stream, text, families, activity, work)
@@ -120,9 +124,9 @@ class _Collector:
     def __init__(
         self,
         stream: LayerStream,
-        text: Text,
+        text: CalibrationText,
         families: tuple[FamilyName, ...],
-        activity: Activity,
+        activity: ActivityRule,
         work: Workspace,
     ) -> None:
         self._stream, self._text, self._activity, self._work = stream, text, activity, work

@@ -17,7 +17,7 @@ from coldpress.compiler.candidates import AUTO, DEFAULT_FORMAT, compared_formats
 from coldpress.compiler.cost_model import HEAD_FORMAT, read_units_of, slice_bytes, unit_bytes
 from coldpress.compiler.kept_codes import own_format, own_formats_of_mlps, own_layers
 from coldpress.compiler.shared_settings import DEFAULT_CACHE
-from coldpress.runtime.cache import CachePolicy, Known, make
+from coldpress.runtime.cache import CacheFacts, CachePolicy, make
 from coldpress.runtime.plugins import load, options_of
 from coldpress.runtime.routing import PACKAGE, Routing
 from coldpress.runtime.sparsity import Selector
@@ -240,7 +240,7 @@ class AlongStrengths(NamedTuple):
         slots, natural = max(1, round(self.resident_share * units)), np.arange(units, dtype=np.int32)
 
         def cache(_: int) -> CachePolicy:
-            return make(DEFAULT_CACHE, {}, Known(units, slots, np.empty(0, np.int32), natural))
+            return make(DEFAULT_CACHE, {}, CacheFacts(units, slots, np.empty(0, np.int32), natural))
 
         routing = CachedRouting(stream, load(PACKAGE, Routing, self.routing), cache)
         return routing.run(tokens, np.tile(np.array(STRENGTHS)[:, None], spec.num_hidden_layers)).hidden

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from coldpress.compiler.profiles import device_file
-from coldpress.compiler.quote.decide import PROMPT_TOKENS, Asked, device_quotes
+from coldpress.compiler.quote.decide import PROMPT_TOKENS, QuoteSettings, device_quotes
 from coldpress.compiler.quote.records import DeviceQuote, Quote
 from coldpress.compiler.quote.sources import QuoteSource, find
 from coldpress.compiler.workflow.keys import check_flags
@@ -35,7 +35,7 @@ def quoted(question: "Question", files: list[Path], folder: Path) -> Quote:
     progress = Console(stderr=True, highlight=False, markup=False)
     with progress.status("reading the model") as status:
         source = find(question.model, _keys(question), folder)
-        asked = Asked(
+        asked = QuoteSettings(
             quick=len(files) > 1 or source.basis != "measured",
             with_steps=len(files) == 1,
             prompt_tokens=_prompt_tokens(question.prompt_tokens, source.settings["context_length"]),
@@ -75,7 +75,9 @@ def _prompt_tokens(given: int | None, context_length: int) -> int:
     return min(PROMPT_TOKENS, max(1, most)) if given is None else given
 
 
-def _each(question: "Question", files: list[Path], asked: Asked, folder: Path) -> Iterator[tuple[DeviceQuote, ...]]:
+def _each(
+    question: "Question", files: list[Path], asked: QuoteSettings, folder: Path
+) -> Iterator[tuple[DeviceQuote, ...]]:
     workers = min(len(files), len(os.sched_getaffinity(0)))
     given = (question.model, _keys(question), folder)
     with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _start, given) as pool:
@@ -90,5 +92,5 @@ def _start(model: str, keys: Mapping[str, str], folder: Path) -> None:
     _SOURCES.append(find(model, keys, Path(tempfile.mkdtemp(dir=folder))))
 
 
-def _on_device(asked: Asked, file: Path) -> tuple[DeviceQuote, ...]:
+def _on_device(asked: QuoteSettings, file: Path) -> tuple[DeviceQuote, ...]:
     return device_quotes(_SOURCES[0], read_device(file), asked, file=file)

@@ -25,11 +25,11 @@ from coldpress.compiler.quote.records import DeviceQuote, Estimate, QuotedChoice
 from coldpress.compiler.quote.reference import kind_of, real_like
 from coldpress.compiler.quote.sources import QuoteSource, expert_shares
 from coldpress.compiler.search import Judged, Space
-from coldpress.compiler.seconds import Token
+from coldpress.compiler.seconds import TokenCost
 from coldpress.compiler.stages.allocate import (
     AllocateConfig,
+    AllocationInputs,
     Floor,
-    Inputs,
     Searched,
     asked_budgets_of,
     searched,
@@ -71,7 +71,7 @@ Tell = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Asked:
+class QuoteSettings:
     """Settings of the quote itself; the model's source has those of the build."""
 
     quick: bool
@@ -82,7 +82,11 @@ class Asked:
 
 
 def device_quotes(
-    source: QuoteSource, device: DeviceProfile, asked: Asked, tell: Tell = lambda _: None, file: Path | None = None
+    source: QuoteSource,
+    device: DeviceProfile,
+    asked: QuoteSettings,
+    tell: Tell = lambda _: None,
+    file: Path | None = None,
 ) -> tuple[DeviceQuote, ...]:
     """Returns the quote of each DRAM budget on one device, the largest first; its commands name `file`, the device's
     profile, where it is none of profiles/devices.
@@ -95,13 +99,15 @@ def device_quotes(
 
 
 class _Quoting:
-    def __init__(self, source: QuoteSource, device: DeviceProfile, asked: Asked, tell: Tell, file: Path | None) -> None:
+    def __init__(
+        self, source: QuoteSource, device: DeviceProfile, asked: QuoteSettings, tell: Tell, file: Path | None
+    ) -> None:
         self._source, self._device, self._asked, self._tell = source, device, asked, tell
         self._named = device.name if file is None or file.parent == PROFILES else str(file)
         self._config = AllocateConfig.model_validate({"dram_budget": device.dram_budget_bytes.value, **source.settings})
         self._budgets = tuple(asked_budgets_of(self._config, source.model, device).values())
         work, caches = Workspace(source.folder, "quote"), caches_for(self._config.cache)
-        self._inputs = Inputs(
+        self._inputs = AllocationInputs(
             source.model, source.activations, device, work, None, 1, source.curves, len(self._budgets), caches
         )
         self._floor = Floor(source.curves, source.max_ppl_ratio or math.inf)
@@ -233,7 +239,7 @@ class _Quoting:
         words = f"more DRAM gains at most {1 / NEARLY - 1:.0%}"
         return {"recommended_dram_bytes": self._exact(enough.dram_budget_bytes, words)}
 
-    def _figures(self, best: Judged, division: Sparsity, tokens: list[Token]) -> dict[str, Estimate]:
+    def _figures(self, best: Judged, division: Sparsity, tokens: list[TokenCost]) -> dict[str, Estimate]:
         return {
             **self._speed(tokens, division),
             "first_token_s": self._cold(division),
@@ -251,7 +257,7 @@ class _Quoting:
         words = f"unknown: a build compares {named}'s guesses with the model's choices; the figures are without drafts"
         return {"drafted_tokens_per_s": self._exact(None, words)}
 
-    def _speed(self, tokens: list[Token], division: Sparsity) -> dict[str, Estimate]:
+    def _speed(self, tokens: list[TokenCost], division: Sparsity) -> dict[str, Estimate]:
         borrowed = self._source.basis != "measured" and not division.is_whole
         wide = self._device.modelled_error + (SAME_KIND if borrowed else 0.0)
         token_s = np.array([token.token_s for token in tokens])
@@ -366,7 +372,7 @@ def _choice(best: Judged, reason: str) -> QuotedChoice:
     )
 
 
-def _flash_share(tokens: list[Token]) -> float:
+def _flash_share(tokens: list[TokenCost]) -> float:
     return min(1.0, sum(token.flash_s for token in tokens) / sum(token.token_s for token in tokens))
 
 

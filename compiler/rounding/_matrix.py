@@ -21,7 +21,7 @@ LEAST_SHARE = 1e-4
 
 
 @dataclass(frozen=True)
-class Known:
+class InputStatistics:
     """Measurements of the inputs of the matrices to encode."""
 
     grams: Mapping[str, np.ndarray] = field(default_factory=dict)
@@ -66,7 +66,7 @@ class Rounding:
     def weights(self, model: Model, role: str, axis: Axis) -> Weights:
         layer = int(role.split(".")[1])
         names = measured_roles(model.spec) & {matrix_of(role)}
-        known = Known(grams_of(self.gram, layer, names), activations=self.activations)
+        known = InputStatistics(grams_of(self.gram, layer, names), activations=self.activations)
         return known.weights(model, role, axis)
 
 

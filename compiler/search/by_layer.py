@@ -12,7 +12,7 @@ Sizes = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Options:
+class LayerOptions:
     """The choices for one layer: one entry per position on its ladder, the smallest first."""
 
     nbytes: tuple[int, ...]
@@ -20,7 +20,7 @@ class Options:
     """Effect on the model if only this layer has it; effects of layers add up."""
 
 
-def path_of(layers: Sequence[Options], limit_bytes: float = math.inf) -> list[Sizes]:
+def path_of(layers: Sequence[LayerOptions], limit_bytes: float = math.inf) -> list[Sizes]:
     """Returns ever larger sizes, from the smallest of all layers until nothing more fits `limit_bytes`. Each step
     enlarges the layer whose larger predictor saves most per byte; one that saves nothing comes last."""
     at = [0] * len(layers)
@@ -42,7 +42,7 @@ def path_of(layers: Sequence[Options], limit_bytes: float = math.inf) -> list[Si
         path.append(tuple(at))
 
 
-def _saved_per_byte(options: Options, now: int, larger: int) -> float:
+def _saved_per_byte(options: LayerOptions, now: int, larger: int) -> float:
     saved, more_bytes = options.effect[now] - options.effect[larger], options.nbytes[larger] - options.nbytes[now]
     return saved / more_bytes if more_bytes > 0 else math.copysign(math.inf, saved)
 

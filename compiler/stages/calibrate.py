@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from coldpress.compiler.activity.calibration_pass import PassConfig, count_activity, pass_needs
 from coldpress.compiler.activity.expert_counts import in_words
-from coldpress.compiler.activity.layer_counts import Activity, countable_families, exact_families
+from coldpress.compiler.activity.layer_counts import ActivityRule, countable_families, exact_families
 from coldpress.compiler.activity.shards import merge
 from coldpress.compiler.io import Workspace
 from coldpress.schemas.activations import Activations
@@ -45,7 +45,7 @@ def run(
         ColdpressError: if the shards do not belong to the text.
     """
     families = countable_families(model.spec)
-    activity = Activity(exact_families(families, model.spec))
+    activity = ActivityRule(exact_families(families, model.spec))
     found = merge(shards, work) if shards else count_activity(config, model, corpus, families, activity, work, threads)
     if found.experts is not None:
         log.info("calibrate: %s", in_words(found.experts))

@@ -20,7 +20,7 @@ import numpy as np
 from coldpress.compiler.checkpoint.tensors import read_role, rotary_inv_freq
 from coldpress.compiler.cost_model import whole_tensors
 from coldpress.compiler.io import Workspace, load_arrays
-from coldpress.compiler.rounding._matrix import Known, choose_codes, grams_of, matrix_of
+from coldpress.compiler.rounding._matrix import InputStatistics, choose_codes, grams_of, matrix_of
 from coldpress.compiler.rounding._weights import Algorithm, Axis, Weights
 from coldpress.compiler.shared_settings import AlgorithmSetting
 from coldpress.runtime.artifact.contents import in_units, nbytes, unit_nbytes
@@ -88,7 +88,7 @@ def run(
 
     def make_shared() -> dict[str, np.ndarray]:
         head = load_arrays(importance.shared) if importance and importance.shared else {}
-        return _encode_resident(algorithm, model, shared, "", Known(importance=head))
+        return _encode_resident(algorithm, model, shared, "", InputStatistics(importance=head))
 
     return Quantized(
         algorithm=config.algorithm,
@@ -123,7 +123,7 @@ def _quantize_layer(
     whole: Sequence[ResidentTensor],
     layer: int,
     work: Workspace,
-    known_of: Callable[[int], Known],
+    known_of: Callable[[int], InputStatistics],
 ) -> LayerCodes:
     families = tuple(family for family in sparsity.families if layer in layers_of(family, model.spec))
     formats = {family: format_at(sparsity.formats, layer, family) for family in families}
@@ -142,7 +142,7 @@ def _quantize_layer(
 
 
 def _encode_resident(
-    algorithm: Algorithm, model: Model, tensors: tuple[ResidentTensor, ...], prefix: str, known: Known
+    algorithm: Algorithm, model: Model, tensors: tuple[ResidentTensor, ...], prefix: str, known: InputStatistics
 ) -> dict[str, np.ndarray]:
     return {tensor.role.removeprefix(prefix): encode_resident(algorithm, model, tensor, known) for tensor in tensors}
 
@@ -153,15 +153,15 @@ def _known(
     importance: Importance | None,
     activations: Activations | None,
     layer: int,
-) -> Known:
+) -> InputStatistics:
     names = {matrix_of(role) for role in model.tensors if role.startswith(f"layers.{layer}.")}
     names &= measured_roles(model.spec)
     given = load_arrays(importance.layers[layer].arrays) if importance else {}
-    return Known(grams_of(gram, layer, names), given, activations)
+    return InputStatistics(grams_of(gram, layer, names), given, activations)
 
 
 def encode_units(
-    algorithm: Algorithm, model: Model, layer: int, family: FamilyName, name: UnitFormat, known: Known
+    algorithm: Algorithm, model: Model, layer: int, family: FamilyName, name: UnitFormat, known: InputStatistics
 ) -> np.ndarray:
     """Encodes one family of one layer: uint8 [num_units, unit_bytes] by unit id, slices in the family's order.
 
@@ -185,7 +185,7 @@ def encode_units(
     return units
 
 
-def encode_resident(algorithm: Algorithm, model: Model, tensor: ResidentTensor, known: Known) -> np.ndarray:
+def encode_resident(algorithm: Algorithm, model: Model, tensor: ResidentTensor, known: InputStatistics) -> np.ndarray:
     """Encodes a tensor that stays in DRAM: float32 unchanged, or a matrix's rows as codes uint8 [rows, row_bytes].
 
     Raises:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from coldpress.compiler.activity.calibration_pass import PassConfig, count_activity, pass_needs
 from coldpress.compiler.activity.choice import choice_of
 from coldpress.compiler.activity.expert_counts import with_blocks
-from coldpress.compiler.activity.layer_counts import Activity, exact_families
+from coldpress.compiler.activity.layer_counts import ActivityRule, exact_families
 from coldpress.compiler.activity.shards import merge
 from coldpress.compiler.io import Workspace
 from coldpress.schemas.activations import Activations
@@ -58,7 +58,7 @@ def run(
         return with_blocks(found, model.spec, work) if in_blocks else found
     if shards:
         return merge(shards, work)
-    activity = Activity(exact_families(families, model.spec)) if known else Activity(frozenset(), chosen)
+    activity = ActivityRule(exact_families(families, model.spec)) if known else ActivityRule(frozenset(), chosen)
     return count_activity(config, model, corpus, families, activity, work, threads)
 
 

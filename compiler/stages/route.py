@@ -66,7 +66,7 @@ class RouteConfig(ComputeConfig, RoutingLimitSetting):
     """Settings of `route`."""
 
 
-class Step(NamedTuple):
+class StrengthStep(NamedTuple):
     per_error: float
     """Misses saved, over the error that it adds."""
     layer: int
@@ -95,7 +95,7 @@ class Effects:
     """int64 [L, S]: units that tokens used and DRAM did not hold."""
 
     @cached_property
-    def steps(self) -> tuple[Step, ...]:
+    def steps(self) -> tuple[StrengthStep, ...]:
         """The steps of all layers, those that save the most misses for their error first."""
         found = [step for layer in range(len(self.errors)) for step in self._of_layer(layer)]
         return tuple(sorted(found, key=lambda step: (-step.per_error, step.layer, step.strength)))
@@ -116,12 +116,14 @@ class Effects:
                 break
         return found
 
-    def _of_layer(self, layer: int) -> list[Step]:
+    def _of_layer(self, layer: int) -> list[StrengthStep]:
         """Returns the steps along a layer's convex hull, from strength 0, by falling savings for their error."""
         errors, misses, found, now = self.errors[layer], self.misses[layer], [], 0
         while True:
             further = [
-                Step(float(misses[now] - misses[at]) / max(float(errors[at] - errors[now]), TINY), layer, at, now, 0.0)
+                StrengthStep(
+                    float(misses[now] - misses[at]) / max(float(errors[at] - errors[now]), TINY), layer, at, now, 0.0
+                )
                 for at in range(now + 1, errors.size)
                 if misses[at] < misses[now]
             ]

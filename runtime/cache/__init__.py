@@ -8,13 +8,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from coldpress.runtime import plugins
-from coldpress.runtime.cache._policy import CachePolicy, Known
+from coldpress.runtime.cache._policy import CacheFacts, CachePolicy
 from coldpress.schemas.base import Options
 
-__all__ = ["CachePolicy", "Known", "make", "read_choice", "show_choice"]
+__all__ = ["CacheFacts", "CachePolicy", "make", "read_choice", "show_choice"]
 
 
-def make(name: str, options: Mapping[str, Any], known: Known) -> CachePolicy:
+def make(name: str, options: Mapping[str, Any], known: CacheFacts) -> CachePolicy:
     """Makes an empty cache with the policy `name`.
 
     Raises:

@@ -21,7 +21,7 @@ from coldpress.schemas.base import Record
 
 
 @dataclass(frozen=True)
-class Known:
+class CacheFacts:
     num_units: int
     """Units of the family; ids are below it."""
     capacity: int
@@ -46,7 +46,7 @@ class CachePolicy(PluginBase):
     """True if the policy must know all future requests, so that it can only run in a simulation. No rows are in use
     there, so it may evict units of the current request."""
 
-    def __init__(self, known: Known, options: Record) -> None:
+    def __init__(self, known: CacheFacts, options: Record) -> None:
         """Begins with an empty cache; `options` is a record of the plug-in's `OPTIONS`."""
         self.num_free = known.capacity
         """Units that can be admitted without an eviction."""

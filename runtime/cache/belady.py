@@ -7,7 +7,7 @@ used. A policy of a real run may not, because their rows are in use.
 
 import numpy as np
 
-from coldpress.runtime.cache._policy import CachePolicy, Known
+from coldpress.runtime.cache._policy import CacheFacts, CachePolicy
 from coldpress.schemas.base import Record
 from coldpress.schemas.errors import ColdpressError
 
@@ -17,7 +17,7 @@ NEVER = np.iinfo(np.int64).max
 class Plugin(CachePolicy):
     looks_ahead = True
 
-    def __init__(self, known: Known, options: Record) -> None:
+    def __init__(self, known: CacheFacts, options: Record) -> None:
         """Raises `ColdpressError` if the future requests are not known."""
         super().__init__(known, options)
         if known.requests is None:

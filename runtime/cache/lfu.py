@@ -8,7 +8,7 @@ first, then lowest id first.
 
 import numpy as np
 
-from coldpress.runtime.cache._policy import CachePolicy, Known
+from coldpress.runtime.cache._policy import CacheFacts, CachePolicy
 from coldpress.schemas.base import Record
 
 MOST_USES = np.iinfo(np.uint16).max
@@ -16,7 +16,7 @@ MOST_USES = np.iinfo(np.uint16).max
 
 
 class Plugin(CachePolicy):
-    def __init__(self, known: Known, options: Record) -> None:
+    def __init__(self, known: CacheFacts, options: Record) -> None:
         super().__init__(known, options)
         self._uses = np.zeros(known.num_units, np.uint16)
 

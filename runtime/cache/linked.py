@@ -12,7 +12,7 @@ import numpy as np
 from pydantic import AfterValidator, Field
 
 from coldpress.runtime import plugins as _plugins
-from coldpress.runtime.cache._policy import NOTHING, CachePolicy, Known
+from coldpress.runtime.cache._policy import NOTHING, CacheFacts, CachePolicy
 from coldpress.schemas.base import Count, Record, Share
 from coldpress.schemas.config import Key
 
@@ -43,7 +43,7 @@ class Options(Record):
 class Plugin(CachePolicy):
     OPTIONS = Options
 
-    def __init__(self, known: Known, options: Options) -> None:
+    def __init__(self, known: CacheFacts, options: Options) -> None:
         """Does not call `super().__init__`, since the base policy records the cached units."""
         plugin = _plugins.load_class("coldpress.runtime.cache", CachePolicy, options.linked_over)
         self._base = plugin(known, _plugins.options_of(plugin, {}))

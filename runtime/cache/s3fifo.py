@@ -14,7 +14,7 @@ that one-at-a-time eviction would take, because the order depends only on uses a
 import numpy as np
 from pydantic import Field
 
-from coldpress.runtime.cache._policy import NOTHING, CachePolicy, Known
+from coldpress.runtime.cache._policy import NOTHING, CacheFacts, CachePolicy
 from coldpress.runtime.unit_numbers import number_type
 from coldpress.schemas.base import Record
 
@@ -31,7 +31,7 @@ class Options(Record):
 class Plugin(CachePolicy):
     OPTIONS = Options
 
-    def __init__(self, known: Known, options: Options) -> None:
+    def __init__(self, known: CacheFacts, options: Options) -> None:
         super().__init__(known, options)
         self._small_share = options.small_share
         self._share(known.capacity)

@@ -12,7 +12,7 @@ from collections import deque
 import numpy as np
 from pydantic import Field
 
-from coldpress.runtime.cache._policy import NOTHING, CachePolicy, Known
+from coldpress.runtime.cache._policy import NOTHING, CacheFacts, CachePolicy
 from coldpress.schemas.base import PositiveCount, Record
 
 
@@ -23,7 +23,7 @@ class Options(Record):
 class Plugin(CachePolicy):
     OPTIONS = Options
 
-    def __init__(self, known: Known, options: Options) -> None:
+    def __init__(self, known: CacheFacts, options: Options) -> None:
         super().__init__(known, options)
         self._length = options.window_tokens
         self._num_tokens = 0

@@ -154,7 +154,7 @@ class ReadingFlags(OfArtifact):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Run(ReadingFlags):
+class RunFlags(ReadingFlags):
     selector: str | None = None
     routing: str | None = option(
         "how a mixture chooses experts: top_k, as it was trained, or cache_prior:0.2, which prefers experts in DRAM "
@@ -183,7 +183,7 @@ class Run(ReadingFlags):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Generate(Run):
+class Generate(RunFlags):
     prompt: tuple[str, ...] = option(
         f"text to continue; up to {FEW_TOKENS} times, to continue several texts at once",
         default=(),
@@ -263,7 +263,7 @@ class CapFlags:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Bench(CapFlags, Run):
+class Bench(CapFlags, RunFlags):
     prompt: str | None = option(
         "text to continue (default: a single token)", multiple=True, callback=_once, metavar="TEXT", panel=PROMPT
     )

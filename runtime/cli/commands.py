@@ -149,7 +149,7 @@ def _climb(flags: Bench, prompt_ids: list[int], caps: Caps | None) -> int:
     manifest = open_artifact(flags.artifact).manifest
     plan = choose_plan(manifest, budget_of(flags), flags.selector, flags.cache)
 
-    def measure(setting: ladder.Setting) -> bench.Row:
+    def measure(setting: ladder.LadderSetting) -> bench.Row:
         with Session(flags.artifact, plan=setting.plan, flash=setting.flash) as session:
             return bench.measure(session, prompt_ids, flags.tokens, flags.runs, draft=draft_plugin(NO_DRAFT))
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from coldpress.runtime import plugins
 from coldpress.runtime.artifact.reader import Artifact
-from coldpress.runtime.cli.arguments import Bench, Generate, ReadingFlags, Run
+from coldpress.runtime.cli.arguments import Bench, Generate, ReadingFlags, RunFlags
 from coldpress.runtime.drafts import Draft
 from coldpress.runtime.generate.choice import budget_at
 from coldpress.runtime.generate.sampling import Sampling
@@ -19,7 +19,7 @@ from coldpress.schemas.errors import ColdpressError
 
 
 def open_session(
-    flags: Run,
+    flags: RunFlags,
     selector: str | None,
     cache: str | None,
     recorder: Recorder | None = None,
@@ -56,7 +56,7 @@ def budget_of(flags: ReadingFlags) -> int | None:
     return budget_at(flags.artifact, flags.dram_budget)
 
 
-def _device_of(flags: Run) -> DeviceProfile | None:
+def _device_of(flags: RunFlags) -> DeviceProfile | None:
     if flags.device is None:
         return None
     if flags.flash != "simulated":

@@ -25,7 +25,7 @@ from coldpress.runtime.cli import summary
 from coldpress.runtime.cli.arguments import Generate
 from coldpress.runtime.cli.flags import draft_plugin, open_session, prompts_of, sampling_of
 from coldpress.runtime.drafts import DRAFT_TOKENS, NO_DRAFT
-from coldpress.runtime.generate.batch import Prompt, Room, generate_batch, generate_each, room_of
+from coldpress.runtime.generate.batch import BatchRoom, Prompt, generate_batch, generate_each, room_of
 from coldpress.runtime.generate.completion import Continuation
 from coldpress.runtime.generate.session import Session
 from coldpress.runtime.generate.statistics import Token
@@ -157,7 +157,7 @@ class PromptFile:
         self._path, self._session, self._codec = path, session, codec
         self._max_new_tokens = max_new_tokens
 
-    def room(self, most: int) -> Room:
+    def room(self, most: int) -> BatchRoom:
         """Returns the limits for at most `most` sequences at once.
 
         The number of sequences is such that the DRAM budget holds the longest prompts of the file together. Raises

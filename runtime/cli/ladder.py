@@ -52,7 +52,7 @@ MEANINGS = {
 
 
 @dataclass(frozen=True)
-class Setting:
+class LadderSetting:
     plan: Plan
     flash: str
 
@@ -68,7 +68,7 @@ RowT = TypeVar("RowT", bound=Rated)
 
 
 @dataclass(frozen=True)
-class Step(Generic[RowT]):
+class LadderStep(Generic[RowT]):
     name: str
     gain: float
     """Tokens per second over those of the best setting before it, a mean over rounds; 1 for the first step."""
@@ -82,11 +82,11 @@ class Step(Generic[RowT]):
     """The setting's figures in the round of median speed."""
 
 
-Change = Callable[[Setting], Setting]
+Change = Callable[[LadderSetting], LadderSetting]
 """Makes a step's setting from the best setting before it."""
 
 
-def steps(manifest: Manifest, plan: Plan) -> tuple[Setting, list[tuple[str, Change]]]:
+def steps(manifest: Manifest, plan: Plan) -> tuple[LadderSetting, list[tuple[str, Change]]]:
     """Returns the first setting, which caches nothing and uses every unit, and the named steps after it. `plan` is that
     of the last step: its selector, cache, gap and budget."""
     room = plan.dram_budget_bytes
@@ -103,7 +103,7 @@ def steps(manifest: Manifest, plan: Plan) -> tuple[Setting, list[tuple[str, Chan
 
     policy = [] if base == "window" else [(f"+cache {base}", selecting(base, options))]
     ahead = fitting(manifest, plan)
-    return Setting(dense.model_copy(update={"parts": nothing}), SERIAL), [
+    return LadderSetting(dense.model_copy(update={"parts": nothing}), SERIAL), [
         ("hybrid", lambda before: replace(before, plan=dense)),
         (f"+selector {plan.method}", selecting("static", {})),
         ("+window", selecting("window", options if base == "window" else {})),
@@ -117,7 +117,7 @@ def steps(manifest: Manifest, plan: Plan) -> tuple[Setting, list[tuple[str, Chan
     ]
 
 
-def with_preload(manifest: Manifest, before: Setting, ahead: Ahead) -> Setting:
+def with_preload(manifest: Manifest, before: LadderSetting, ahead: Ahead) -> LadderSetting:
     """Returns a setting that also reads ahead, in the same DRAM (ActiveFlow 3)."""
     plan = before.plan.model_copy(update=ahead.fields)
     return replace(before, plan=budget.refit(manifest, plan, plan.dram_budget_bytes))
@@ -132,12 +132,15 @@ def _as_before(plan: Plan, before: Plan) -> Plan:
 
 
 def run(
-    first: Setting, changes: Sequence[tuple[str, Change]], measure: Callable[[Setting], RowT], rounds: int = 1
-) -> list[Step[RowT]]:
+    first: LadderSetting,
+    changes: Sequence[tuple[str, Change]],
+    measure: Callable[[LadderSetting], RowT],
+    rounds: int = 1,
+) -> list[LadderStep[RowT]]:
     """Measures the first setting, then each step in turns with the best setting before it; see `steps`. They take turns
     `rounds` times; 1 where measuring has no noise: then each setting is measured once."""
     best, row = first, measure(first)
-    found: list[Step[RowT]] = [Step("naive", 1.0, 0.0, 1.0, True, row)]
+    found: list[LadderStep[RowT]] = [LadderStep("naive", 1.0, 0.0, 1.0, True, row)]
     rate = lowest = row.tokens_per_s
     for name, change in changes:
         setting = change(best)
@@ -148,7 +151,7 @@ def run(
         kept = gain - NOISE * error >= 1 or name.startswith(GROUND)
         if kept:
             best, rate = setting, row.tokens_per_s
-        found.append(Step(name, gain, error, rate / lowest, kept, row))
+        found.append(LadderStep(name, gain, error, rate / lowest, kept, row))
     return found
 
 
@@ -161,7 +164,7 @@ def legend(names: Sequence[str]) -> list[tuple[str, str]]:
     ]
 
 
-def render(found: Sequence[Step[bench.Row]]) -> str:
+def render(found: Sequence[LadderStep[bench.Row]]) -> str:
     head = ("step", "tokens/s", "gain", "in all", "kept", "reads/token", "bytes/token", "hit rate", "flash ms/token")
     lines = [
         (

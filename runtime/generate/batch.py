@@ -62,7 +62,7 @@ class Prompt:
 
 
 @dataclass(frozen=True)
-class Room:
+class BatchRoom:
     sequences: int
     """1 to FEW_TOKENS."""
     longest: int
@@ -119,7 +119,7 @@ def generate_batch(
         raise ColdpressError(f"{len(sampling)} settings of sampling came with {len(prompts)} prompts, expected as many")
     settings = sampling or [Sampling()] * len(prompts)
     lengths = [len(prompt) + max_new_tokens for prompt in prompts]
-    room = Room(len(prompts), max(lengths, default=0), sum(lengths))
+    room = BatchRoom(len(prompts), max(lengths, default=0), sum(lengths))
     each = map(Prompt, prompts, settings)
     steps = generate_each(
         session,
@@ -139,7 +139,7 @@ def generate_batch(
             return Batch(tuple(found), done.value)
 
 
-def room_of(session: Session, lengths: Iterable[int], most: int = FEW_TOKENS) -> Room:
+def room_of(session: Session, lengths: Iterable[int], most: int = FEW_TOKENS) -> BatchRoom:
     """Returns the limits with which `session` can run sequences of these lengths, in tokens, at most `most` at once.
 
     The number of sequences is such that the DRAM budget holds the KV caches of the longest ones together.
@@ -152,14 +152,14 @@ def room_of(session: Session, lengths: Iterable[int], most: int = FEW_TOKENS) ->
         raise ColdpressError("there are no prompts to continue, expected at least one; give a prompt")
     while len(longest) > 1 and not session.has_kv_room(sum(longest)):
         longest.pop()
-    return Room(len(longest), longest[0], sum(longest))
+    return BatchRoom(len(longest), longest[0], sum(longest))
 
 
 def generate_each(
     session: Session,
     prompts: Iterable[Prompt | None],
     max_new_tokens: int,
-    room: Room,
+    room: BatchRoom,
     *,
     ignore_eos: bool = False,
     draft: Drafting | None = None,
@@ -264,7 +264,7 @@ class _Run:
         session: Session,
         prompts: Iterable[Prompt | None],
         max_new_tokens: int,
-        room: Room,
+        room: BatchRoom,
         stop_ids: frozenset[int],
         on_token: OnToken | None,
         admission: Admission | AtOnce,
@@ -424,7 +424,7 @@ class _Run:
             self._num_given += 1
 
 
-def _check(session: Session, room: Room, max_new_tokens: int) -> None:
+def _check(session: Session, room: BatchRoom, max_new_tokens: int) -> None:
     if not 1 <= room.sequences <= FEW_TOKENS:
         raise ColdpressError(
             f"{room.sequences} prompts are to be continued at once, expected 1 to {FEW_TOKENS}; run them in turns"

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from coldpress.runtime.artifact.reader import Artifact
-from coldpress.runtime.cache import CachePolicy, Known, make
+from coldpress.runtime.cache import CacheFacts, CachePolicy, make
 from coldpress.runtime.store.facts import Key
 from coldpress.runtime.store.planner import Strided
 from coldpress.schemas.families import FamilyName
@@ -132,7 +132,7 @@ def parts_of(artifact: Artifact, plan: Plan, requests: Requests | None = None) -
         slot[pinned[np.argsort(position[pinned])]] = np.arange(wanted.num_pinned, dtype=slot.dtype)
         free = FreeSlots(wanted.num_pinned, slot.dtype)
         future = None if requests is None else requests.get((wanted.layer, family), ())
-        known = Known(section.num_units, wanted.cache_slots, pinned, position, future)
+        known = CacheFacts(section.num_units, wanted.cache_slots, pinned, position, future)
         cache = make(plan.cache, plan.cache_options, known)
         units = Strided(section.part_offset_bytes(wanted.layer), section.unit_bytes, section.stride_bytes)
         parts[wanted.layer, family] = Part(units, cache, order, position, slot, first_slot, free, pool)

@@ -14,7 +14,7 @@ from coldpress.compiler.io import Workspace
 from coldpress.compiler.search import MARGIN, Candidate, Goal, Judged, Space, beam
 from coldpress.compiler.sections import Whole
 from coldpress.compiler.stages import allocate
-from coldpress.compiler.stages.allocate import AllocateConfig, Floor, Inputs, _budgets, searched
+from coldpress.compiler.stages.allocate import AllocateConfig, AllocationInputs, Floor, _budgets, searched
 from coldpress.compiler.stages.allocate._searched import Searched
 from coldpress.schemas.activations import Activations
 from coldpress.schemas.curves import KvCacheLoss
@@ -97,7 +97,7 @@ def test_each_budget_alone_takes_the_same_of_what_they_share(
     curves = curves_of(model, tmp_path / "curves", {"topk": CURVE}, num_tokens=TOKENS)
     caches = caches_for(str(settings.get("cache", "auto")))
     work = Workspace(tmp_path / "alone", "test")
-    inputs = Inputs(model, activations, DEVICE, work, None, 1, curves, len(BUDGETS), caches)
+    inputs = AllocationInputs(model, activations, DEVICE, work, None, 1, curves, len(BUDGETS), caches)
 
     def narrowed(space: Space) -> Space:
         own = space.densities

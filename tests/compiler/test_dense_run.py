@@ -8,7 +8,7 @@ from coldpress.compiler.dense_run import _buffer_sizes, dense_run
 from coldpress.compiler.io import Workspace
 from coldpress.compiler.quote.sources import activations_of
 from coldpress.compiler.sections import dense_bookkeeping_bytes
-from coldpress.compiler.stages.allocate import AllocateConfig, Inputs
+from coldpress.compiler.stages.allocate import AllocateConfig, AllocationInputs
 from coldpress.compiler.stages.allocate._division import divided
 from coldpress.compiler.stages.allocate._replay import Replays
 from coldpress.runtime.artifact.reader import open_artifact
@@ -115,7 +115,7 @@ def test_a_candidate_has_the_room_that_the_build_leaves(tmp_path):
     assert plain.reads_per_token == 0
     curves = curves_of(model, tmp_path, {}, num_tokens=2)
     activations = activations_of(curves, model.spec, tmp_path / "counted")
-    inputs = Inputs(model, activations, device, Workspace(tmp_path / "work", "test"), None, 1, curves)
+    inputs = AllocationInputs(model, activations, device, Workspace(tmp_path / "work", "test"), None, 1, curves)
     asked = {"format": "int8_group32", "dram_budget": budget, "context_length": CONTEXT}
     division = divided(AllocateConfig(method="dense", cache="auto", **asked), inputs)
     held = division.budget.cache_bytes + division.budget.buffer_bytes
@@ -129,7 +129,7 @@ def test_attention_on_flash_is_read_by_a_dense_candidate(tmp_path):
     model, device = model_of(num_hidden_layers=11), device_of()
     curves = curves_of(model, tmp_path, {}, num_tokens=2)
     activations = activations_of(curves, model.spec, tmp_path / "counted")
-    inputs = Inputs(model, activations, device, Workspace(tmp_path / "work", "test"), None, 1, curves)
+    inputs = AllocationInputs(model, activations, device, Workspace(tmp_path / "work", "test"), None, 1, curves)
     options = {"families": "neuron+attn_in+attn_out"}
     asked = {"format": "int8_group32", "dram_budget": "90%", "context_length": CONTEXT, "options": options}
     division = divided(AllocateConfig(method="dense", **asked), inputs)

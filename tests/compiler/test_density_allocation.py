@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 from coldpress.compiler.activity.calibration_pass import PassConfig, count_activity
 from coldpress.compiler.activity.choice import selector_arrays
 from coldpress.compiler.activity.forward import LayerStream
-from coldpress.compiler.activity.layer_counts import Activity
+from coldpress.compiler.activity.layer_counts import ActivityRule
 from coldpress.compiler.io import Workspace
 from coldpress.compiler.stages import ingest
 from coldpress.compiler.stages.allocate import AllocateConfig, _division, dip, global_threshold, greedy, run, uniform
@@ -117,7 +117,7 @@ def test_one_threshold_in_all_layers_is_a_quantile_of_all_entries() -> None:
 
 
 def test_the_front_has_what_nothing_beats() -> None:
-    points = [dip.Point(round(x, 2), round(y, 2), {"mlp_in": x}) for x, y in RNG.random((80, 2))]
+    points = [dip.DensityPoint(round(x, 2), round(y, 2), {"mlp_in": x}) for x, y in RNG.random((80, 2))]
     places = {(point.density, point.loss) for point in points}
     alone = {
         (density, loss)
@@ -135,7 +135,9 @@ def test_lines_are_those_that_points_lie_on() -> None:
 
     lines = {"mlp_in": (1.1, 0.3), "mlp_mid": (0.8, -0.6)}
     points = [
-        dip.Point(sigmoid(x), 0.0, {family: sigmoid(slope * x + offset) for family, (slope, offset) in lines.items()})
+        dip.DensityPoint(
+            sigmoid(x), 0.0, {family: sigmoid(slope * x + offset) for family, (slope, offset) in lines.items()}
+        )
         for x in (-1.0, -0.2, 0.5, 1.5)
     ]
     for family, found in dip.fitted_lines(points).items():
@@ -209,7 +211,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
 @pytest.fixture(scope="module")
 def activations(model: Model, corpus: Corpus, tmp_path_factory: pytest.TempPathFactory) -> Activations:
     work = Workspace(tmp_path_factory.mktemp("activations"), "test")
-    return count_activity(PassConfig(), model, corpus, (*FAMILIES, *ATTENTION), Activity(frozenset()), work, 1)
+    return count_activity(PassConfig(), model, corpus, (*FAMILIES, *ATTENTION), ActivityRule(frozenset()), work, 1)
 
 
 def by_hand(model: Model, shares: Shares, tokens: np.ndarray) -> float:

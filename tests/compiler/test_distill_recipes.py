@@ -10,7 +10,7 @@ import torch
 from coldpress.compiler.checkpoint.headers import read_header
 from coldpress.compiler.checkpoint.tensors import read_role, stored_dtype
 from coldpress.compiler.stages import distill
-from coldpress.compiler.stages.distill import Recipe, Task, run
+from coldpress.compiler.stages.distill import DistillationTask, Recipe, run
 from coldpress.compiler.stages.distill._masks import masks_of
 from coldpress.compiler.training.loop import loss_of
 from coldpress.compiler.training.memory import Size
@@ -75,7 +75,7 @@ def test_the_student_runs_with_rounded_weights_and_trains_its_own(tmp_path: Path
     model = model_at(tmp_path)
     sparsity = top_k(model, tmp_path).model_copy(update={"format": "int4_group32"})
     recipe, source = plugin("coldpress.compiler.stages.distill", Recipe, "self"), Source.of(model)
-    task = Task(source, sparsity, masks_of(model.spec, sparsity), 0, "cpu", False)
+    task = DistillationTask(source, sparsity, masks_of(model.spec, sparsity), 0, "cpu", False)
     lesson = recipe.prepare(task, recipe.OPTIONS(rounded=True))
     names = {"rows": "self_attn.q_proj", "columns": "mlp.gate_proj"}
     own = {at: lesson.student.get_parameter(f"model.layers.0.{name}.weight") for at, name in names.items()}
@@ -98,7 +98,9 @@ def rounded_lesson(request: pytest.FixtureRequest, tmp_path: Path):
     sparsity = top_k(model, tmp_path).model_copy(update={"format": "int4_group32"})
     recipe, source = plugin("coldpress.compiler.stages.distill", Recipe, "lora"), Source.of(model)
     options = recipe.OPTIONS(rounded=True, lora_rank=4, lora_alpha=8)
-    lesson = recipe.prepare(Task(source, sparsity, masks_of(model.spec, sparsity), 0, "cpu", False), options)
+    lesson = recipe.prepare(
+        DistillationTask(source, sparsity, masks_of(model.spec, sparsity), 0, "cpu", False), options
+    )
     torch.manual_seed(1)
     with torch.no_grad():
         for parameter in lesson.parameters:

@@ -16,7 +16,7 @@ from coldpress.compiler.stages import calibrate, ingest, tokenize
 from coldpress.compiler.stages.calibrate import CalibrateConfig
 from coldpress.compiler.stages.ingest import IngestConfig
 from coldpress.compiler.stages.tokenize import TokenizeConfig
-from coldpress.runtime.cache import Known, make
+from coldpress.runtime.cache import CacheFacts, make
 from coldpress.schemas.activations import Activations
 from coldpress.schemas.corpus import Corpus
 from coldpress.schemas.model import Model
@@ -78,7 +78,7 @@ def test_one_pass_gives_the_misses_of_every_cache(num_experts: int, chosen: int)
     used = random_uses(400, num_experts, chosen, seed=num_experts)
     found, start = expert_statistics.lru_misses(used), num_before(400)
     for held in range(chosen, num_experts + 1, 1 if num_experts < 100 else 7):
-        state = make("lru", {}, Known(num_experts, held, np.empty(0, np.int32), np.arange(num_experts)))
+        state = make("lru", {}, CacheFacts(num_experts, held, np.empty(0, np.int32), np.arange(num_experts)))
         for expert in range(num_experts)[::-1]:
             state.serve(np.array([expert]))
         missed = 0

@@ -10,7 +10,7 @@ import pytest
 
 from coldpress.compiler.activity.calibration_pass import PassConfig, count_activity
 from coldpress.compiler.activity.forward import LayerStream
-from coldpress.compiler.activity.layer_counts import Activity
+from coldpress.compiler.activity.layer_counts import ActivityRule
 from coldpress.compiler.activity.unit_statistics import unit_norms
 from coldpress.compiler.candidates import families_for
 from coldpress.compiler.checkpoint.tensors import read_role
@@ -102,7 +102,7 @@ def test_half_of_what_a_tokens_experts_have_is_chosen(rule: str, model: Model, c
         context_length=32,
     )
     families = families_for("topk", {"attention": True}, model.spec)
-    activity = Activity(frozenset())
+    activity = ActivityRule(frozenset())
     counted = count_activity(PassConfig(), model, corpus, families, activity, Workspace(tmp_path / "a", "test"), 1)
     work = Workspace(tmp_path / "b", "test")
     found = allocate(config, model, counted, device_of(), work, corpus=corpus)

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from coldpress.compiler.activity.calibration_pass import PassConfig, count_activity
 from coldpress.compiler.activity.forward import LayerStream
-from coldpress.compiler.activity.layer_counts import Activity, countable_families, exact_families
+from coldpress.compiler.activity.layer_counts import ActivityRule, countable_families, exact_families
 from coldpress.compiler.activity.rounded import RoundedKeys
 from coldpress.compiler.io import Workspace, load_arrays
 from coldpress.compiler.quality import passes, trace
@@ -69,7 +69,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
 
 def counted(model: Model, corpus: Corpus, folder: Path) -> Activations:
     families = countable_families(model.spec)
-    activity = Activity(exact_families(families, model.spec))
+    activity = ActivityRule(exact_families(families, model.spec))
     return count_activity(PassConfig(), model, corpus, families, activity, Workspace(folder, "test"), 1)
 
 

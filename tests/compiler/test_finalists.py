@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from coldpress.compiler.activity.calibration_pass import PassConfig, count_activity
-from coldpress.compiler.activity.layer_counts import Activity, countable_families, exact_families
+from coldpress.compiler.activity.layer_counts import ActivityRule, countable_families, exact_families
 from coldpress.compiler.io import Workspace
 from coldpress.compiler.quality import trace
 from coldpress.compiler.quality.passes import Passes
@@ -61,7 +61,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
 @pytest.fixture(scope="module")
 def activations(model: Model, corpus: Corpus, tmp_path_factory: pytest.TempPathFactory) -> Activations:
     families = countable_families(model.spec)
-    activity = Activity(exact_families(families, model.spec))
+    activity = ActivityRule(exact_families(families, model.spec))
     work = Workspace(tmp_path_factory.mktemp("activations"), "test")
     return count_activity(PassConfig(), model, corpus, families, activity, work, 1)
 
@@ -194,7 +194,7 @@ def attentive(corpus: Corpus, tmp_path: Path) -> tuple[Building, Curves]:
     model = ingest.run(IngestConfig(model=str(tmp_path / "model")), Workspace(tmp_path / "ingest", "test"))
     families = countable_families(model.spec)
     work, exact = Workspace(tmp_path / "activations", "test"), exact_families(families, model.spec)
-    activations = count_activity(PassConfig(), model, corpus, families, Activity(exact), work, 1)
+    activations = count_activity(PassConfig(), model, corpus, families, ActivityRule(exact), work, 1)
     formats = explored(model, corpus, activations, tmp_path / "formats", "needed")
     return Building(model, corpus, activations, tmp_path), formats
 

@@ -11,7 +11,7 @@ import pytest
 
 from coldpress.compiler.activity.calibration_pass import PassConfig, count_activity
 from coldpress.compiler.activity.forward import LayerStream
-from coldpress.compiler.activity.layer_counts import Activity, countable_families
+from coldpress.compiler.activity.layer_counts import ActivityRule, countable_families
 from coldpress.compiler.activity.rounded import Rounded
 from coldpress.compiler.activity.sensitivity import Sensitivity
 from coldpress.compiler.checkpoint.tensors import read_codes
@@ -135,7 +135,7 @@ def test_what_keeps_all_codes_loses_nothing(source: Source) -> None:
 def explored(source: Source, tmp_path_factory: pytest.TempPathFactory) -> tuple[Model, Corpus, Activations, Curves]:
     model, corpus = source.model, load_record(source.folder / "tokenize.json", Corpus)
     folder, families = tmp_path_factory.mktemp("explored"), countable_families(model.spec)
-    counting = families, Activity(frozenset()), Workspace(folder / "calibrate", "test"), 1
+    counting = families, ActivityRule(frozenset()), Workspace(folder / "calibrate", "test"), 1
     activations = count_activity(PassConfig(), model, corpus, *counting)
     work = Workspace(folder / "explore", "test")
     return model, corpus, activations, explore.run(ExploreConfig(method="auto"), model, corpus, activations, work, 1)
@@ -151,7 +151,7 @@ def test_columns_that_are_no_whole_blocks_are_not_measured(tmp_path: Path) -> No
     model, corpus = source.model, load_record(source.folder / "tokenize.json", Corpus)
     own = own_layers(model)
     assert own == ("q5_0+q5_0+q6_k",) * 2
-    counting = countable_families(model.spec), Activity(frozenset()), Workspace(tmp_path / "calibrate", "test"), 1
+    counting = countable_families(model.spec), ActivityRule(frozenset()), Workspace(tmp_path / "calibrate", "test"), 1
     activations = count_activity(PassConfig(), model, corpus, *counting)
     config, work = ExploreConfig(method="auto", explore="whole", explore_tokens=16), Workspace(tmp_path / "e", "test")
     curves = explore.run(config, model, corpus, activations, work, 1)

@@ -10,7 +10,7 @@ import pytest
 
 from coldpress.compiler.activity.calibration_pass import PassConfig, count_activity
 from coldpress.compiler.activity.forward import LayerStream
-from coldpress.compiler.activity.layer_counts import Activity, countable_families
+from coldpress.compiler.activity.layer_counts import ActivityRule, countable_families
 from coldpress.compiler.activity.rounded import Rounded
 from coldpress.compiler.checkpoint.tensors import read_codes
 from coldpress.compiler.io import Workspace, load_record
@@ -193,7 +193,7 @@ def test_any_budget_gives_the_same(source: Source, artifact: Path, share: float)
 def test_the_choice_takes_the_file_s_formats_unmeasured(kind: Kind, source: Source, tmp_path: Path) -> None:
     """And counts the blocks of each token's experts, where DRAM holds a part of them."""
     model, corpus = source.model, load_record(source.folder / "tokenize.json", Corpus)
-    counting = countable_families(model.spec), Activity(frozenset()), Workspace(tmp_path / "calibrate", "test"), 1
+    counting = countable_families(model.spec), ActivityRule(frozenset()), Workspace(tmp_path / "calibrate", "test"), 1
     activations = count_activity(PassConfig(), model, corpus, *counting)
     work = Workspace(tmp_path / "explore", "test")
     curves = explore.run(ExploreConfig(method="auto"), model, corpus, activations, work, 1)
@@ -205,7 +205,7 @@ def test_the_choice_takes_the_file_s_formats_unmeasured(kind: Kind, source: Sour
     assert (found.method, found.families, found.formats) == ("dense", (BLOCKS,), keeping(model, kind.own))
     part = AllocateConfig(method="dense", format="auto", dram_budget="60%", **given)
     held = allocate.run(part, model, activations, device, work, corpus, curves=curves)
-    inputs = allocate.Inputs(model, activations, device, work, corpus, 1, curves)
+    inputs = allocate.AllocationInputs(model, activations, device, work, corpus, 1, curves)
     layers, spec = len(curves.trace_layers), model.spec
     of_token = layers * num_units(BLOCKS, spec) // spec.num_experts * spec.num_experts_per_tok
     tokens = Replays(inputs).tokens(held)

@@ -11,7 +11,7 @@ from coldpress.compiler.dense_run import dense_for, dense_run
 from coldpress.compiler.io import Workspace, load_record
 from coldpress.compiler.sections import make_sections
 from coldpress.compiler.stages import allocate, verify
-from coldpress.compiler.stages.allocate import AllocateConfig, Floor, Inputs
+from coldpress.compiler.stages.allocate import AllocateConfig, AllocationInputs, Floor
 from coldpress.compiler.stages.allocate._division import divided
 from coldpress.compiler.stages.export._stored import StoredModel
 from coldpress.compiler.stages.verify import VerifyConfig
@@ -155,7 +155,7 @@ def test_a_division_by_layer_uses_the_budget_to_the_byte(tmp_path: Path, source:
     values = {"method": "dense", "format": BASE, "cache": "static", "context_length": 32, "dram_budget": "80%"}
     config = AllocateConfig(**values, density_allocation="uniform")
     (budget,) = allocate.asked_budgets_of(config, model, SLOW)
-    inputs = Inputs(model, Activations.model_construct(layers=()), SLOW, Workspace(tmp_path, "x"), None, 1)
+    inputs = AllocationInputs(model, Activations.model_construct(layers=()), SLOW, Workspace(tmp_path, "x"), None, 1)
     every = (Densities(family="neuron", per_layer=(1.0,) * 11),)
     found = divided(config, inputs, every, formats)
     assert (found.formats, found.format) == (formats if formats is not DOWN else (DOWN,) * 11, BASE)

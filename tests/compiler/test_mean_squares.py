@@ -13,7 +13,7 @@ from coldpress.compiler.activity.shards import merge
 from coldpress.compiler.checkpoint.tensors import read_role
 from coldpress.compiler.io import Workspace, load_arrays, save_arrays
 from coldpress.compiler.rounding import rtn
-from coldpress.compiler.rounding._matrix import Known, Rounding
+from coldpress.compiler.rounding._matrix import InputStatistics, Rounding
 from coldpress.compiler.stages import calibrate, ingest, quantize, recalibrate
 from coldpress.compiler.stages.calibrate import CalibrateConfig
 from coldpress.compiler.stages.ingest import IngestConfig
@@ -93,7 +93,7 @@ def arrays_of(found: Activations, layer: int) -> dict[str, np.ndarray]:
     return load_arrays(file)
 
 
-def importance_of(known: Known, model: Model, role: str) -> np.ndarray:
+def importance_of(known: InputStatistics, model: Model, role: str) -> np.ndarray:
     importance = known.weights(model, f"{role}.weight", "row").importance
     assert importance is not None
     return importance
@@ -209,7 +209,7 @@ def test_experts_have_their_own_inputs(mixture: Model, corpus: Corpus, tmp_path:
             for name in ("gate", "up")
         )
         inner.append((torch.nn.functional.silu(gate) * up * weights[:, expert, None]).double().square().mean(0))
-    known = Known(activations=found)
+    known = InputStatistics(activations=found)
     for expert in range(EXPERTS):
         of = {
             name: importance_of(known, mixture, f"layers.1.experts.{expert}.{name}_proj")
@@ -228,7 +228,7 @@ def test_an_expert_without_tokens_has_no_importance(mixture: Model, corpus: Corp
     arrays["mlp_inner"][:, WIDTH : 2 * WIDTH] = 0
     arrays["mlp_inner"][:, 0] = 0
     layer = found.layers[0].model_copy(update={"mean_squares": save_arrays(tmp_path / "none.safetensors", arrays)})
-    known = Known(activations=found.model_copy(update={"layers": (layer,)}))
+    known = InputStatistics(activations=found.model_copy(update={"layers": (layer,)}))
     assert known.weights(mixture, "layers.0.experts.1.down_proj.weight", "row").importance is None
     used = importance_of(known, mixture, "layers.0.experts.0.down_proj")
     assert 0 < used[0] < used[1:].min(), "an input that this text never used may be used by another"
@@ -236,5 +236,5 @@ def test_an_expert_without_tokens_has_no_importance(mixture: Model, corpus: Corp
 
 def test_statistics_without_them_give_none(model: Model, measured: Activations) -> None:
     layers = tuple(layer.model_copy(update={"mean_squares": None}) for layer in measured.layers)
-    known = Known(activations=measured.model_copy(update={"layers": layers}))
+    known = InputStatistics(activations=measured.model_copy(update={"layers": layers}))
     assert known.weights(model, "layers.3.down_proj.weight", "row").importance is None

@@ -11,7 +11,7 @@ from coldpress.compiler.io import Workspace, load_arrays
 from coldpress.compiler.stages.allocate import with_ladder
 from coldpress.compiler.stages.order import OrderConfig, auto, ripple
 from coldpress.compiler.stages.order import run as run_stage
-from coldpress.compiler.stages.order._task import Arranged, Task
+from coldpress.compiler.stages.order._task import Arranged, OrderTask
 from coldpress.schemas.activations import Activations
 from coldpress.schemas.errors import ColdpressError, UnknownNameError
 from coldpress.schemas.order import FamilyOrder, Order
@@ -95,7 +95,7 @@ def test_an_interrupted_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     ordered: list[int] = []
     arrange = auto.Plugin().arrange
 
-    def recorded(_: auto.Plugin, task: Task) -> Arranged:
+    def recorded(_: auto.Plugin, task: OrderTask) -> Arranged:
         ordered.append(next(layer for layer in range(3) if (pack(active[layer]) == task.activity.bits).all()))
         return arrange(task)
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from coldpress.compiler.stages.order import auto, misses, ripple
-from coldpress.compiler.stages.order._task import Task
+from coldpress.compiler.stages.order._task import OrderTask
 from tests.support.statistics import device_of, task_of, topical
 
 FLASH = device_of(latency_s=1e-6).flash
@@ -37,7 +37,7 @@ def test_the_winner_is_found_on_the_last_tokens(monkeypatch: pytest.MonkeyPatch)
     assert chosen in ("first", "ripple")
 
 
-def candidates_of(task: Task) -> dict[str, float]:
+def candidates_of(task: OrderTask) -> dict[str, float]:
     """Seconds on the last tokens of everything that competes."""
     orders = {"ripple": ripple.Plugin().arrange(task.fitting).order, **auto._rivals(task)}
     return {name: task.judge(order).seconds for name, order in orders.items()}

@@ -21,7 +21,7 @@ from coldpress.compiler.stages.place._program import (
     search,
     units_of,
 )
-from coldpress.runtime.cache import Known, make
+from coldpress.runtime.cache import CacheFacts, make
 from coldpress.runtime.store import planner
 from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.placement import PinnedShare, Placement
@@ -335,7 +335,7 @@ def test_tokens_that_warm_up_a_cache_cost_nothing() -> None:
     reading = Reading(device_of().flash, planner.Strided(0, 4096, 4096), 0, PEAK_READ_BYTES)
 
     def seconds(num_warm: int) -> float:
-        cache = make("lru", {}, Known(8, 4, np.zeros(0, np.int64), np.arange(8)))
+        cache = make("lru", {}, CacheFacts(8, 4, np.zeros(0, np.int64), np.arange(8)))
         return _flash_seconds(cache, reading, Trace(0, "neuron", (Context(ids, num_warm),)))
 
     assert seconds(2) == 0

@@ -7,7 +7,7 @@ from coldpress.compiler.activity.held_out import Window
 from coldpress.compiler.io import save_arrays
 from coldpress.compiler.stages.allocate import with_ladder
 from coldpress.compiler.stages.plan import _search, plan_names
-from coldpress.compiler.stages.plan._search import Known, Measured, Replay
+from coldpress.compiler.stages.plan._search import MeasuredPlan, PlanInputs, Replay
 from coldpress.runtime.artifact.checks import check_manifest
 from coldpress.runtime.plan.budget import holds_everything, least_budget_bytes, refit, used_bytes
 from coldpress.schemas.activations import Activations, FamilyStatistics, LayerStatistics
@@ -79,7 +79,7 @@ def test_changes_that_are_slower_on_other_tokens_are_taken_back(compared, monkey
     def crossed(self, plan):
         found = measure(self, plan)
         is_first = sides.setdefault(self.windows, len(sides)) == 0
-        return found if is_first else Measured(1 / found.token_s, found.hit_rate)
+        return found if is_first else MeasuredPlan(1 / found.token_s, found.hit_rate)
 
     monkeypatch.setattr(Replay, "measure", crossed)
     default = lay_out(model, sparsity, placement, device, None, order, cache="auto").plans
@@ -95,7 +95,7 @@ def test_changes_that_are_slower_on_other_tokens_are_taken_back(compared, monkey
 def test_a_read_buffer_may_take_what_slots_would_have(compared, monkeypatch, cache):
     """Where larger reads are all that counts, another page would not fit, whatever the cache keeps about units."""
     (model, sparsity, placement, device), order, activations = compared
-    monkeypatch.setattr(Replay, "measure", lambda _, plan: Measured(1 / plan.read_buffer_bytes, 0.5))
+    monkeypatch.setattr(Replay, "measure", lambda _, plan: MeasuredPlan(1 / plan.read_buffer_bytes, 0.5))
     given = model, sparsity, placement, device
     found = lay_out(*given, None, order, activations, cache=cache)
     (choice,), (plan,) = found.made.choices, found.plans
@@ -227,7 +227,7 @@ def test_a_ladder_whose_largest_budget_holds_everything_says_so(tmp_path):
 def test_tokens_of_another_density_are_drawn_from_those_that_were_counted(compared):
     (model, sparsity, placement, device), order, activations = compared
     sections = laid(model, sparsity, placement, device).sections
-    known = Known(model, sparsity, sections, device, placement, order, activations)
+    known = PlanInputs(model, sparsity, sections, device, placement, order, activations)
 
     def tokens(density):
         per_layer = tuple(Densities(family=family, per_layer=(density,) * 11) for family in sparsity.families)

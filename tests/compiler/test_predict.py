@@ -153,14 +153,14 @@ def test_skewed_layers_begin_with_smaller_predictors(setting: Setting) -> None:
     rng = np.random.default_rng(5)
     frequency = {"even": np.full(400, 0.1), "skewed": np.where(np.arange(400) < 40, 0.91, 0.01)}
     found = {
-        name: training.skewness(training.Part(torch.empty(0), torch.tensor(rng.random((2000, 400)) < values)))
+        name: training.skewness(training.Examples(torch.empty(0), torch.tensor(rng.random((2000, 400)) < values)))
         for name, values in frequency.items()
     }
     entropy = -(0.1 * np.log(0.1) + 0.9 * np.log(0.9))
     skewed = -np.mean([p * np.log(p) + (1 - p) * np.log(1 - p) for p in frequency["skewed"]])
     assert found["even"] == pytest.approx(0, abs=0.01)
     assert found["skewed"] == pytest.approx(1 - skewed / entropy, abs=0.02)
-    whole = training.Part(torch.empty(0), torch.ones(10, 4, dtype=torch.uint8))
+    whole = training.Examples(torch.empty(0), torch.ones(10, 4, dtype=torch.uint8))
     assert training.skewness(whole) == 1
 
 
@@ -270,7 +270,7 @@ def test_few_directions_are_the_first_of_all() -> None:
     generator = torch.Generator().manual_seed(2)
     inputs = torch.randn(600, 200, generator=generator) * torch.logspace(0, -1.5, 200)
     gate = torch.randn(500, 200, generator=generator)
-    part = training.Part(inputs, torch.zeros(600, 500, dtype=torch.uint8))
+    part = training.Examples(inputs, torch.zeros(600, 500, dtype=torch.uint8))
     few, every = training.main_directions(part, gate, 20), training.main_directions(part, gate, 200)
     assert few.shape == (20, 200)
     assert every.shape == (200, 200)
@@ -284,7 +284,7 @@ def test_few_directions_are_the_first_of_all() -> None:
 def test_threshold_reaches_the_target_exactly() -> None:
     weights = Weights(torch.eye(2), torch.tensor([[1.0, 0.0]]))
     inputs = torch.stack([torch.arange(1.0, 101.0), torch.zeros(100)], dim=1)
-    part = training.Part(inputs, (torch.arange(100)[:, None] >= 50).to(torch.uint8))
+    part = training.Examples(inputs, (torch.arange(100)[:, None] >= 50).to(torch.uint8))
     threshold = training.choose_threshold(weights, part, 0.9)
     assert threshold == 56.0  # scores 51..100 are active; five of them may be missed
     found = training.quality(weights, threshold, part)
@@ -292,7 +292,7 @@ def test_threshold_reaches_the_target_exactly() -> None:
     limit = training.limit_threshold(weights, part, 0.3)
     assert training.quality(weights, limit, part).predicted_density == 0.3
     assert training.limit_threshold(weights, part, 2.0) == 1.0
-    idle = training.Part(inputs, torch.zeros(100, 1, dtype=torch.uint8))
+    idle = training.Examples(inputs, torch.zeros(100, 1, dtype=torch.uint8))
     silent = training.quality(weights, training.choose_threshold(weights, idle, 0.9), idle)
     assert (silent.recall, silent.precision, silent.predicted_density) == (1.0, 1.0, 0.0)
 
@@ -300,7 +300,7 @@ def test_threshold_reaches_the_target_exactly() -> None:
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-6), (torch.bfloat16, 2e-2)])
 def test_gradients_are_those_of_the_balanced_loss(dtype: torch.dtype, tolerance: float) -> None:
     generator = torch.Generator().manual_seed(1)
-    part = training.Part(
+    part = training.Examples(
         torch.randn(20, 6, generator=generator), (torch.rand(20, 9, generator=generator) < 0.3).to(torch.uint8)
     )
     fc1 = torch.randn(5, 6, generator=generator).requires_grad_()

@@ -149,7 +149,7 @@ def test_experts_without_an_active_unit_are_those_of_the_router(setting: Setting
 BOTH = Weights(torch.eye(2), torch.tensor([[1.0, 0], [2, 0], [10, 0], [20, 0], [0, 3], [0, 4]]))
 INPUTS = torch.tensor([[1.0, 1], [2, 1], [3, 2]])
 OWN = torch.tensor([[True, False, True], [True, False, True], [True, True, False]])
-BY_HAND = training.Part(INPUTS, torch.tensor([[0, 1, 0, 1], [1, 1, 0, 0], [0, 1, 0, 0]], dtype=torch.uint8), OWN)
+BY_HAND = training.Examples(INPUTS, torch.tensor([[0, 1, 0, 1], [1, 1, 0, 0], [0, 1, 0, 0]], dtype=torch.uint8), OWN)
 """Scores: 1 2 3 4, 2 4 3 4, 3 6 30 60; the second expert's are the largest, and nobody's but the last token's."""
 
 
@@ -174,7 +174,7 @@ def test_thresholds_are_of_a_token_s_experts() -> None:
         limit = training.limit_threshold(BOTH, BY_HAND, (allowed + 0.01) / 18)
         assert int((BY_HAND.scores(BOTH) >= limit).sum()) == predicted
     assert training.limit_threshold(BOTH, BY_HAND, 0.67) == 1.0
-    idle = training.Part(INPUTS, torch.zeros_like(BY_HAND.active), OWN)
+    idle = training.Examples(INPUTS, torch.zeros_like(BY_HAND.active), OWN)
     assert training.quality(BOTH, training.choose_threshold(BOTH, idle, 0.9), idle).predicted_density == 0
 
 
@@ -193,7 +193,7 @@ def test_gradients_are_those_of_the_loss_over_used_experts(dtype: torch.dtype, t
     own[:, 1] = True
     own[torch.arange(20), torch.where(torch.arange(20) % 2 == 0, 0, 2)] = True
     active = (torch.rand(20, 6, generator=generator) < 0.3).to(torch.uint8)
-    part = training.Part(torch.randn(20, 6, generator=generator), active, own)
+    part = training.Examples(torch.randn(20, 6, generator=generator), active, own)
     fc1 = torch.randn(5, 6, generator=generator).requires_grad_()
     fc2 = torch.randn(12, 5, generator=generator).requires_grad_()
     found = torch.relu(part.inputs @ fc1.T) @ fc2.T

@@ -58,7 +58,12 @@ def test_a_unit_is_its_slices_one_after_another(tmp_path, method, format_name, g
 def test_every_family_holds_its_slices(tmp_path, family):
     model = tiny_model(tmp_path / "model", tiny_spec(num_key_value_heads=1, intermediate_size=64))
     units = quantize.encode_units(
-        load("coldpress.compiler.rounding", Algorithm, "rtn"), model, 1, family, "int8_group32", quantize.Known()
+        load("coldpress.compiler.rounding", Algorithm, "rtn"),
+        model,
+        1,
+        family,
+        "int8_group32",
+        quantize.InputStatistics(),
     )
     codec = load("coldpress.runtime.quantization", Format, "int8_group32")
     expected = []
@@ -81,7 +86,7 @@ def test_units_of_experts_follow_each_other(tmp_path, family):
     }
     model = tiny_model(tmp_path / "model", spec, **{role.replace(".", "__"): array for role, array in weights.items()})
     units = quantize.encode_units(
-        load("coldpress.compiler.rounding", Algorithm, "rtn"), model, 0, family, "fp16", quantize.Known()
+        load("coldpress.compiler.rounding", Algorithm, "rtn"), model, 0, family, "fp16", quantize.InputStatistics()
     )
     assert len(units) == num_units(family, spec) == {"neuron": 3 * 72, "mlp_in": 3 * 64}[family]
     last = [weights[f"layers.0.experts.2.{role}.weight"] for role in roles]
@@ -174,7 +179,12 @@ def test_memory_is_one_matrix_and_its_codes(tmp_path, monkeypatch):
     tracemalloc.start()
     try:
         quantize.encode_units(
-            load("coldpress.compiler.rounding", Algorithm, "rtn"), model, 0, "neuron", "fp16", quantize.Known()
+            load("coldpress.compiler.rounding", Algorithm, "rtn"),
+            model,
+            0,
+            "neuron",
+            "fp16",
+            quantize.InputStatistics(),
         )
         peak = tracemalloc.get_traced_memory()[1]
     finally:

@@ -22,7 +22,7 @@ from coldpress.compiler.quote.records import Quote
 from coldpress.compiler.quote.show import WORDS, shown
 from coldpress.compiler.quote.sources import activations_of, expert_shares, find
 from coldpress.compiler.stages import calibrate, ingest
-from coldpress.compiler.stages.allocate import AllocateConfig, Inputs
+from coldpress.compiler.stages.allocate import AllocateConfig, AllocationInputs
 from coldpress.compiler.stages.allocate._division import divided
 from coldpress.compiler.stages.allocate._replay import Replays
 from coldpress.compiler.stages.calibrate import CalibrateConfig
@@ -437,12 +437,12 @@ def test_what_cannot_be_quoted_is_refused_in_one_sentence(
 # What stands behind
 
 
-def records_of(folder: Path) -> tuple[Model, Inputs]:
+def records_of(folder: Path) -> tuple[Model, AllocationInputs]:
     """A model of 11 layers with random signals, its activations counted in the trace."""
     model = model_of(LAYERS, 256, 640)
     curves = curves_of(model, folder, RATIOS)
     activations = activations_of(curves, model.spec, folder / "counted")
-    return model, Inputs(model, activations, device_of(), Workspace(folder / "work", "test"), None, 1, curves)
+    return model, AllocationInputs(model, activations, device_of(), Workspace(folder / "work", "test"), None, 1, curves)
 
 
 @pytest.mark.parametrize("cache", ["static", "lfu"])

@@ -12,7 +12,7 @@ import pytest
 from benchmarks.shared.searches import SEARCHES
 from coldpress.compiler.activity.calibration_pass import PassConfig, count_activity
 from coldpress.compiler.activity.forward import LayerStream
-from coldpress.compiler.activity.layer_counts import Activity, countable_families, exact_families
+from coldpress.compiler.activity.layer_counts import ActivityRule, countable_families, exact_families
 from coldpress.compiler.candidates import candidates
 from coldpress.compiler.io import Workspace, load_arrays
 from coldpress.compiler.quality.variants import RESIDENT_SHARES, STRENGTHS
@@ -59,7 +59,7 @@ def corpus(folder: Path) -> Corpus:
 @pytest.fixture(scope="module")
 def activations(model: Model, corpus: Corpus, folder: Path) -> Activations:
     families = countable_families(model.spec)
-    activity = Activity(exact_families(families, model.spec))
+    activity = ActivityRule(exact_families(families, model.spec))
     return count_activity(PassConfig(), model, corpus, families, activity, Workspace(folder / "calibrate", "test"), 2)
 
 

@@ -13,7 +13,7 @@ from coldpress.compiler.cost_model import kv_cache_bytes, resident_bytes
 from coldpress.compiler.dense_run import dense_run
 from coldpress.compiler.seconds import Reading, simulated, token_seconds
 from coldpress.compiler.sections import dense_bookkeeping_bytes, make_sections
-from coldpress.runtime.cache import Known, make
+from coldpress.runtime.cache import CacheFacts, make
 from coldpress.runtime.simulate import simulate_choices
 from coldpress.runtime.sparsity import Residency
 from coldpress.runtime.store.planner import Strided
@@ -74,11 +74,11 @@ def test_a_search_counts_the_seconds_of_the_store(
     trace = seconds.requests_of([{(0, FAMILY): ids} for ids in asked])
     warm, counted = ([event for event in trace if (event.token > num_warm) == late] for late in (False, True))
     found = simulated(setting, counted, warm)
-    cache = make(policy, {}, Known(NUM_UNITS, setting.plan.parts[0].cache_slots, pinned, np.arange(NUM_UNITS)))
+    cache = make(policy, {}, CacheFacts(NUM_UNITS, setting.plan.parts[0].cache_slots, pinned, np.arange(NUM_UNITS)))
     units = Strided(0, unit_bytes, num_layers * unit_bytes)
     reading = Reading(setting.device.flash, units, gap_bytes, buffer_bytes)
     assert sum(reading.replay(cache, asked, num_warm)) == pytest.approx(found.modelled_flash_s, rel=1e-12)
-    again = make(policy, {}, Known(NUM_UNITS, setting.plan.parts[0].cache_slots, pinned, np.arange(NUM_UNITS)))
+    again = make(policy, {}, CacheFacts(NUM_UNITS, setting.plan.parts[0].cache_slots, pinned, np.arange(NUM_UNITS)))
     reads = [reading.reads(ids[~again.serve(ids)]) for ids in asked][num_warm:]
     assert sum(read.num_reads for read in reads) == found.reads
     assert sum(read.num_bytes for read in reads) == found.read_bytes

@@ -13,7 +13,7 @@ import torch
 from coldpress.compiler.activity.forward import LayerStream
 from coldpress.compiler.checkpoint.tensors import read_role
 from coldpress.compiler.io import Workspace, load_arrays, save_arrays
-from coldpress.compiler.search.by_layer import Options, first_that_meets, path_of, scaled_effects
+from coldpress.compiler.search.by_layer import LayerOptions, first_that_meets, path_of, scaled_effects
 from coldpress.compiler.stages import ingest
 from coldpress.compiler.stages.ingest import IngestConfig
 from coldpress.compiler.stages.size import SizeConfig, choose, run
@@ -79,8 +79,8 @@ def bytes_of(*ranks: int) -> int:
 
 
 def test_a_byte_goes_where_it_saves_most() -> None:
-    steep = Options(nbytes=(10, 20, 40), effect=(9.0, 1.0, 0.9))
-    flat = Options(nbytes=(10, 20, 40), effect=(3.0, 2.5, 0.0))
+    steep = LayerOptions(nbytes=(10, 20, 40), effect=(9.0, 1.0, 0.9))
+    flat = LayerOptions(nbytes=(10, 20, 40), effect=(3.0, 2.5, 0.0))
     assert path_of([steep, flat], 80) == [(0, 0), (1, 0), (1, 2), (2, 2)]
     assert path_of([flat, steep], 80)[1] == (0, 1)
     assert path_of([steep, flat], 49) == [(0, 0), (1, 0), (1, 1)]  # the last step of `flat` no longer fits

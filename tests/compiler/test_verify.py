@@ -30,7 +30,7 @@ from coldpress.compiler.stages.verify import (
     run,
     write_sample,
 )
-from coldpress.compiler.stages.verify.decoded import ReadLengths, Replayed, adapting, decode
+from coldpress.compiler.stages.verify.decoded import ReadLengths, ReplayedSession, adapting, decode
 from coldpress.compiler.stages.verify.divergence import Compared, DenseComparison, SourceComparison
 from coldpress.runtime.artifact.reader import open_artifact
 from coldpress.runtime.generate.likelihood import sum_nll
@@ -278,7 +278,7 @@ def test_a_simulation_that_differs_is_noticed(tmp_path, monkeypatch, decision):
     build.package()
     blocks = blocks_of_test_text(build.corpus, 64)
     monkeypatch.setattr(decoded, "MAX_TOKENS", 40)
-    replayed = Replayed(str(build.artifact))
+    replayed = ReplayedSession(str(build.artifact))
     replayed.session.perplexity(blocks, sparse=True, on_logits=replayed)
     assert replayed.equals()
     assert replayed._decisions["misses"] < replayed.session.store.counters.misses, "the first 40 tokens alone"

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coldpress.runtime import plugins
-from coldpress.runtime.cache import CachePolicy, Known
+from coldpress.runtime.cache import CacheFacts, CachePolicy
 from coldpress.runtime.cache import make as make_cache
 
 POLICIES = plugins.names("coldpress.runtime.cache")
@@ -18,7 +18,7 @@ NUM_UNITS = 40
 def make(name, capacity, pinned, requests):
     """`requests` are all that will be asked, for policies that look ahead."""
     position = np.random.default_rng(3).permutation(NUM_UNITS)
-    return make_cache(name, {}, Known(NUM_UNITS, capacity, np.array(sorted(pinned), np.int32), position, requests))
+    return make_cache(name, {}, CacheFacts(NUM_UNITS, capacity, np.array(sorted(pinned), np.int32), position, requests))
 
 
 def as_ids(wanted):

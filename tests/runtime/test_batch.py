@@ -7,7 +7,7 @@ import pytest
 
 from coldpress.runtime.decoder import decoder as decoder_module
 from coldpress.runtime.generate.admission import Admission, AtOnce
-from coldpress.runtime.generate.batch import Prompt, Room, generate_batch, generate_each
+from coldpress.runtime.generate.batch import BatchRoom, Prompt, generate_batch, generate_each
 from coldpress.runtime.generate.prefixes import Prefixes
 from coldpress.runtime.generate.sampling import Sampling
 from coldpress.runtime.generate.session import Session
@@ -178,7 +178,7 @@ def test_prompts_may_change_the_budget_as_they_are_taken(tmp_path):
             yield Prompt(ids)
 
     def work():
-        found.extend(generate_each(session, prompts(), NUM_NEW, Room(2, 16, 32), ignore_eos=True))
+        found.extend(generate_each(session, prompts(), NUM_NEW, BatchRoom(2, 16, 32), ignore_eos=True))
 
     worker = threading.Thread(target=work, daemon=True)  # a deadlock ends with the tests
     worker.start()
@@ -238,7 +238,7 @@ def test_any_number_of_prompts_goes_on_at_once_as_far_as_there_is_room(tmp_path)
         return over
 
     each = (Prompt(prompt, Sampling(temperature=2.0, seed=seed)) for seed, prompt in enumerate(prompts))
-    steps = generate_each(session, each, NUM_NEW, Room(6, 20, 75), ignore_eos=True, on_token=end)
+    steps = generate_each(session, each, NUM_NEW, BatchRoom(6, 20, 75), ignore_eos=True, on_token=end)
     found = [next(steps) for _ in range(20)]
     with pytest.raises(StopIteration) as done:
         next(steps)
@@ -279,7 +279,7 @@ def test_prompts_begin_when_it_pays_or_when_all_before_them_have_ended(tmp_path,
         seen.append((number, token.pass_number, len(under_way)))
         return over
 
-    found = list(generate_each(session, map(Prompt, prompts), 9, Room(3, 49, 80), ignore_eos=True, on_token=end))
+    found = list(generate_each(session, map(Prompt, prompts), 9, BatchRoom(3, 49, 80), ignore_eos=True, on_token=end))
     first = [tokens[0] for tokens in found]
     assert list(map(len, found)) == lengths
     assert [found[3][0].seconds > 0, found[4][0].seconds > 0] == ([True, True] if pays else [True, False])
@@ -299,14 +299,14 @@ def test_prompts_begin_when_it_pays_or_when_all_before_them_have_ended(tmp_path,
 def test_a_stream_of_sequences_that_is_given_up_leaves_the_session_as_it_was(tmp_path):
     session = open_session(tmp_path, "relu", "fp16", context_length=16, slots_share=0.5)
     before, each = session.plan, map(Prompt, PROMPTS * 3)
-    steps = generate_each(session, each, NUM_NEW, Room(3, 13, 39), ignore_eos=True)
+    steps = generate_each(session, each, NUM_NEW, BatchRoom(3, 13, 39), ignore_eos=True)
     first = next(steps)
     assert session.plan.kv_cache_bytes > before.kv_cache_bytes
     steps.close()
     assert session.plan == before
     assert tuple(token.id for token in first) == session.generate(PROMPTS[0], NUM_NEW, ignore_eos=True).token_ids
     with pytest.raises(DoesNotFitError, match="make 17 tokens, the plan"):  # more than was said
-        list(generate_each(session, map(Prompt, [[1], [2] * 9]), 8, Room(2, 9, 18), ignore_eos=True))
+        list(generate_each(session, map(Prompt, [[1], [2] * 9]), 8, BatchRoom(2, 9, 18), ignore_eos=True))
     assert session.plan == before
 
 
@@ -358,7 +358,7 @@ def test_prompts_come_while_others_run_and_each_has_its_number_of_tokens(tmp_pat
     def note(number, token):
         passes.append(token.pass_number)
 
-    steps = generate_each(session, source(), 1, Room(4, 16, 64), ignore_eos=True, on_token=note, at_once=True)
+    steps = generate_each(session, source(), 1, BatchRoom(4, 16, 64), ignore_eos=True, on_token=note, at_once=True)
     assert [tuple(token.id for token in tokens) for tokens in steps] == expected
     assert given == [0, 1, 2, 3]
 
@@ -388,7 +388,7 @@ def test_logits_of_prompts_and_tokens_are_told_in_order(tmp_path, monkeypatch):
         return see
 
     each = [Prompt(ids, on_logits=watch(n), scores_prompt=n == 1) for n, ids in enumerate(prompts)]
-    found = list(generate_each(session, each, 4, Room(2, 50, 60), ignore_eos=True))
+    found = list(generate_each(session, each, 4, BatchRoom(2, 50, 60), ignore_eos=True))
     for ids, rows, tokens, first in zip(prompts, told, found, (2, 0), strict=True):
         assert list(rows) == list(range(first, len(ids) + 3))
         session.decoder.begin(len(ids) + 4)
@@ -411,7 +411,7 @@ def test_a_sequence_that_fails_by_itself_leaves_the_others_and_is_not_kept(tmp_p
 
     def run(prompt):
         steps = generate_each(
-            session, [prompt, Prompt(PROMPTS[2])], NUM_NEW, Room(2, 32, 64), prefixes=kept,
+            session, [prompt, Prompt(PROMPTS[2])], NUM_NEW, BatchRoom(2, 32, 64), prefixes=kept,
             on_token=lambda number, token: number == 0 and bool(errors),
         )  # fmt: skip
         return [tuple(token.id for token in tokens) for tokens in steps]

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 import pytest
 
 from coldpress.runtime.drafts import Draft
-from coldpress.runtime.generate.batch import Prompt, Room, generate_batch, generate_each
+from coldpress.runtime.generate.batch import BatchRoom, Prompt, generate_batch, generate_each
 from coldpress.runtime.generate.sampling import Sampling
 from coldpress.runtime.generate.session import Session
 from coldpress.runtime.plan.budget import whole_bytes
@@ -125,7 +125,7 @@ def test_a_sequence_ends_inside_a_pass_and_the_next_one_takes_its_place(artifact
             session,
             map(Prompt, PROMPTS[:4]),
             13,
-            Room(2, 19, 38),
+            BatchRoom(2, 19, 38),
             ignore_eos=True,
             draft=draft,
             draft_tokens=7,
@@ -143,7 +143,7 @@ def test_a_sequence_ends_inside_a_pass_and_the_next_one_takes_its_place(artifact
 def test_a_batch_that_is_left_ends_its_drafts(artifacts):
     with opened(artifacts["own"]) as session:
         draft = Right([[*prompt, *([1] * 20)] for prompt in PROMPTS])
-        steps = generate_each(session, map(Prompt, [PROMPTS[0], *PROMPTS]), 1, Room(1, 16, 16), draft=draft)
+        steps = generate_each(session, map(Prompt, [PROMPTS[0], *PROMPTS]), 1, BatchRoom(1, 16, 16), draft=draft)
         next(steps)
         steps.close()
         assert draft.open == 0
@@ -173,7 +173,7 @@ def test_another_budget_during_a_batch_frees_the_draft_model(artifacts):
             session.resize(whole)
             yield Prompt(PROMPTS[2])
 
-        found = list(generate_each(session, prompts(), 12, Room(1, 18, 18), ignore_eos=True))
+        found = list(generate_each(session, prompts(), 12, BatchRoom(1, 18, 18), ignore_eos=True))
         assert session._draft_model is None
     assert ids_of(found) == expected
     assert sum(token.drafted for token in found[0]) > 0
@@ -196,7 +196,7 @@ def test_logits_are_told_with_the_tokens_that_were_chosen_from_them(artifacts):
             session,
             map(prompt, range(2)),
             9,
-            Room(2, 16, 32),
+            BatchRoom(2, 16, 32),
             ignore_eos=True,
             draft=Right(texts, wrong=3),
             draft_tokens=7,

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from coldpress.runtime import plugins
-from coldpress.runtime.cache import Known, make
+from coldpress.runtime.cache import CacheFacts, make
 from coldpress.runtime.generate.sampling import Sampling
 from coldpress.runtime.generate.session import Session
 from coldpress.runtime.plan import bookkeeping as counted
@@ -47,7 +47,7 @@ def arrays_in(found):
 @pytest.mark.parametrize("capacity", [0, 300, UNITS])
 def test_a_policy_keeps_no_more_of_a_unit_than_is_counted(name, options, used, capacity):
     position = np.arange(UNITS, dtype=np.int32)
-    cache = make(name, options, Known(UNITS, capacity, np.empty(0, np.int32), position))
+    cache = make(name, options, CacheFacts(UNITS, capacity, np.empty(0, np.int32), position))
     random, most = np.random.default_rng(0), 0
     for _ in range(300):
         cache.serve(np.flatnonzero(random.random(UNITS) < used).astype(np.int32))

@@ -10,7 +10,7 @@ import pytest
 from coldpress.runtime.artifact.reader import open_artifact
 from coldpress.runtime.decoder import decoder as decoder_module
 from coldpress.runtime.decoder.tokens import KvCache
-from coldpress.runtime.generate.batch import Prompt, Room, generate_each
+from coldpress.runtime.generate.batch import BatchRoom, Prompt, generate_each
 from coldpress.runtime.generate.prefixes import Prefixes
 from coldpress.runtime.generate.session import Session
 from coldpress.schemas.errors import ColdpressError
@@ -50,7 +50,7 @@ def run(session, prompt, prefixes=None, **settings):
             caches.append((cache.keys[:, : len(prompt)].copy(), cache.values[:, : len(prompt)].copy()))
 
     each = [Prompt(prompt, on_logits=see, **settings)]
-    (tokens,) = generate_each(session, each, 6, Room(1, 128, 128), ignore_eos=True, prefixes=prefixes)
+    (tokens,) = generate_each(session, each, 6, BatchRoom(1, 128, 128), ignore_eos=True, prefixes=prefixes)
     return rows[0], [token.id for token in tokens], caches[0]
 
 
@@ -133,7 +133,7 @@ def test_another_read_buffer_has_files_of_its_own(tmp_path, during):
                 session.store._memory.take(other)
 
         each = [Prompt(PROMPT, on_logits=change)]
-        list(generate_each(session, each, 6, Room(1, 128, 128), ignore_eos=True, prefixes=prefixes))
+        list(generate_each(session, each, 6, BatchRoom(1, 128, 128), ignore_eos=True, prefixes=prefixes))
         session.store.plan = given
     with Session(path, plan=other) as session:
         cold = run(session, PROMPT)
@@ -249,13 +249,13 @@ def test_a_prompt_that_is_left_is_not_computed_to_its_end_nor_kept(artifact, tmp
         prefixes = kept_in(tmp_path, session)
         prompts = [Prompt(PROMPT, is_left=is_left), Prompt(PROMPT[::-1])]
         first, second = generate_each(
-            session, prompts, 6, Room(2, 128, 256), ignore_eos=True, on_token=ends, prefixes=prefixes
+            session, prompts, 6, BatchRoom(2, 128, 256), ignore_eos=True, on_token=ends, prefixes=prefixes
         )
         assert (len(first), [token.id for token in second]) == (1, expected)
         assert (len(asked), lengths) == (3, [CHUNK])
         assert prefixes.kept_bytes() > 0
         again = [Prompt(PROMPT, on_logits=lambda *_: lengths.append(session.decoder.kv_cache(0).length))]
-        list(generate_each(session, again, 1, Room(1, 128, 128), prefixes=prefixes))
+        list(generate_each(session, again, 1, BatchRoom(1, 128, 128), prefixes=prefixes))
         assert prefixes.totals.restored_tokens == 0, "nothing of the prompt that was left is there"
 
 

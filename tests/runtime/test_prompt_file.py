@@ -7,7 +7,7 @@ import pytest
 
 from coldpress.runtime.cli import generate
 from coldpress.runtime.cli.generate import PromptFile
-from coldpress.runtime.generate.batch import Room
+from coldpress.runtime.generate.batch import BatchRoom
 from coldpress.runtime.generate.session import Session
 from coldpress.runtime.plan.budget import fixed_bytes
 from tests.support.artifacts import Recipe, build_artifact
@@ -77,7 +77,7 @@ def test_a_budget_that_holds_few_kv_caches_has_fewer_at_once(capsys, options, ar
         session = Session(artifact, dram_budget_bytes=budget + 40_000 + change)
         room = PromptFile(options[3], session, None, 8).room(most)
         tokens = kv_tokens(session)
-        assert room == Room(room.sequences, 12, 12 + 9 * (room.sequences - 1))
+        assert room == BatchRoom(room.sequences, 12, 12 + 9 * (room.sequences - 1))
         assert room.sequences == min(most, 1 + (tokens - 12) // 9)
 
 

@@ -12,7 +12,7 @@ import pytest
 from coldpress.runtime import plugins
 from coldpress.runtime.artifact.errors import DeviceError
 from coldpress.runtime.artifact.reader import open_artifact
-from coldpress.runtime.cache import Known, make
+from coldpress.runtime.cache import CacheFacts, make
 from coldpress.runtime.generate.session import Session
 from coldpress.runtime.plan.budget import as_run, fixed_bytes, refit
 from coldpress.runtime.store import memory
@@ -83,7 +83,7 @@ def test_units_stay_what_they_are_under_every_policy(built, cache):
 
 @pytest.mark.parametrize("cache", [name for name in POLICIES if name not in ("static", "window", "linked")])
 def test_what_goes_first_is_what_was_used_least(cache):
-    policy = make(cache, {}, Known(20, 8, np.array([19]), np.arange(20), None))
+    policy = make(cache, {}, CacheFacts(20, 8, np.array([19]), np.arange(20), None))
     for ids in ([0, 1, 2, 3], [4, 5, 6, 7], [4, 5, 6, 7], [1, 3], [1, 3]):
         policy.serve(np.array(ids, np.int32))
     policy.resize(6, np.array([19]))

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from coldpress.compiler.stages.allocate._task import Key, Magnitudes, Shares, Task
+from coldpress.compiler.stages.allocate._task import Key, Magnitudes, RuleTask, Shares
 
 RNG = np.random.default_rng(5)
 
@@ -17,14 +17,14 @@ def magnitudes_of(values: np.ndarray, bins: int = 4000) -> Magnitudes:
     return Magnitudes({"magnitude_histogram": counts.astype(np.uint64), "magnitude_edges": edges}, "here")
 
 
-def task_of(density: float, num_units: dict[str, int], unit_bytes: dict[str, int], **known: Any) -> Task:
+def task_of(density: float, num_units: dict[str, int], unit_bytes: dict[str, int], **known: Any) -> RuleTask:
     known["layers"] = tuple(range(known.pop("num_layers", 2)))
     values: dict[str, Any] = {"own": dict.fromkeys(num_units, density)}
     values |= {"magnitudes": None, "losses": None} | known
-    return Task(density=density, num_units=num_units, unit_bytes=unit_bytes, **values)
+    return RuleTask(density=density, num_units=num_units, unit_bytes=unit_bytes, **values)
 
 
-def used_bytes(task: Task, shares: Shares) -> float:
+def used_bytes(task: RuleTask, shares: Shares) -> float:
     return sum(shares[key] * task.num_units[key[1]] * task.unit_bytes[key[1]] for key in task.keys)
 
 
@@ -47,7 +47,7 @@ class Separable:
         return [self.on_validation(shares) for shares in variants]
 
 
-def separable(density: float, units: int, tokens: int = 400) -> tuple[Task, Separable]:
+def separable(density: float, units: int, tokens: int = 400) -> tuple[RuleTask, Separable]:
     sizes = {"mlp_in": units, "mlp_mid": units}
     keys = [(layer, family) for layer in range(2) for family in sizes]
     signals = {key: RNG.laplace(size=(tokens, units)) for key in keys}

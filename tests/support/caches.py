@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from coldpress.runtime import plugins
-from coldpress.runtime.cache import CachePolicy, Known, make
+from coldpress.runtime.cache import CacheFacts, CachePolicy, make
 
 RUNNABLE = tuple(
     name
@@ -28,7 +28,7 @@ def empty(
 ) -> CachePolicy:
     """Returns an empty cache; unit i lies at position i unless `position` says otherwise."""
     places = np.arange(num_units) if position is None else position
-    return make(name, options, Known(num_units, capacity, np.array(sorted(pinned), np.int64), places, requests))
+    return make(name, options, CacheFacts(num_units, capacity, np.array(sorted(pinned), np.int64), places, requests))
 
 
 def missed(cache: CachePolicy, requests: Iterable[np.ndarray]) -> list[np.ndarray]:

@@ -182,7 +182,7 @@ def _divide_again(source: Source, case: Case, folder: Path, config: AllocateConf
     """Replaces the record of `allocate` by its division with the formats of each layer and of the head."""
     activations = load_record(folder / "calibrate.json", Activations)
     device, work = load_record(folder / "device.json", DeviceProfile), Workspace(folder / "again", "test")
-    inputs = allocate.Inputs(source.model, activations, device, work, None, 1)
+    inputs = allocate.AllocationInputs(source.model, activations, device, work, None, 1)
     (budget,) = allocate.asked_budgets_of(config, source.model, device)
     formats = keeping(source.model, case.layer_formats or case.format)
     if case.head:

@@ -20,7 +20,7 @@ from coldpress.compiler.stages import plan as plan_stage
 from coldpress.compiler.stages.allocate import with_ladder
 from coldpress.compiler.stages.package import PackageConfig, make_manifest
 from coldpress.compiler.stages.package import run as run_package
-from coldpress.compiler.stages.package.documents import Inputs
+from coldpress.compiler.stages.package.documents import DocumentInputs
 from coldpress.compiler.stages.package.hashing import Written
 from coldpress.compiler.stages.package.joined import Codes
 from coldpress.compiler.stages.quantize import QuantizeConfig
@@ -488,7 +488,7 @@ def manifest_of(
     layers = tuple(LayerCodes(layer=at, arrays=nowhere, resident=within(f"layers.{at}.")) for at in numbers)
     codes = Codes("rtn", layers, nowhere, tuple(one for one in resident if one not in within("layers.")))
     corpus = Corpus(name="tiny", text_sha256="0" * 64, splits=())
-    inputs = Inputs(model, corpus, sparsity, device, laid.layout, laid.made, (), placement, codes, predictors)
+    inputs = DocumentInputs(model, corpus, sparsity, device, laid.layout, laid.made, (), placement, codes, predictors)
     written = Written(Path("nowhere"))
     sizes = {FLASH_FILE: laid.layout.flash_bytes, RESIDENT_FILE: 1, TABLES_FILE: 1} | (
         {PREDICTORS_FILE: 1} if predictors else {}

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from coldpress.compiler.io import Workspace, save_arrays
-from coldpress.compiler.stages.order._task import Activity, Demand, Task
+from coldpress.compiler.stages.order._task import Activity, Demand, OrderTask
 from coldpress.schemas.activations import Activations, FamilyStatistics, LayerStatistics
 from coldpress.schemas.corpus import SPLITS, Corpus, Split, TokenBlocks
 from coldpress.schemas.device import DeviceProfile
@@ -51,7 +51,7 @@ def topical(num_units: int, num_tokens: int, num_topics: int, seed: int = 0) -> 
     return rng.random((num_units, num_tokens)) < np.where(topics[:, None] == texts, 0.8, 0.05)
 
 
-def task_of(active: np.ndarray, pinned: tuple[int, ...] | np.ndarray = (), **changes: Any) -> Task:
+def task_of(active: np.ndarray, pinned: tuple[int, ...] | np.ndarray = (), **changes: Any) -> OrderTask:
     """Returns an ordering task of bool [num_units, num_tokens], or [num_layers, num_units, num_tokens] for a group.
     By default there is no cache, and a unit takes a page; `changes` replace fields of the task or its parts. `pinned`
     are ids in every layer, or a mask [num_layers, num_units].
@@ -73,7 +73,7 @@ def task_of(active: np.ndarray, pinned: tuple[int, ...] | np.ndarray = (), **cha
         cache_slots=slots if isinstance(slots, tuple) else (slots,) * len(layers),
         search_tokens=values["search_tokens"],
     )
-    return Task(demand, values["unit_bytes"], values["flash"])
+    return OrderTask(demand, values["unit_bytes"], values["flash"])
 
 
 def placement_of(

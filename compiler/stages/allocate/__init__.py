@@ -38,7 +38,7 @@ from coldpress.compiler.stages.allocate._drafts import Drafts, without
 from coldpress.compiler.stages.allocate._finalists import completed
 from coldpress.compiler.stages.allocate._quality import Floor
 from coldpress.compiler.stages.allocate._replay import Replays, setting_of
-from coldpress.compiler.stages.allocate._rules import ALLOCATION_TOKENS, UNIFORM, Inputs
+from coldpress.compiler.stages.allocate._rules import ALLOCATION_TOKENS, UNIFORM, AllocationInputs
 from coldpress.compiler.stages.allocate._searched import Searched, searched
 from coldpress.compiler.stages.allocate._task import Rule
 from coldpress.runtime.cache import CachePolicy
@@ -62,8 +62,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AllocateConfig",
+    "AllocationInputs",
     "Floor",
-    "Inputs",
     "Searched",
     "asked_budgets_of",
     "needs",
@@ -119,7 +119,7 @@ def run(
     config, own = _with_own(config, model)
     budgets, found = tuple(asked_budgets_of(config, model, device).values()), None
     caches = caches_for(config.cache)
-    inputs = Inputs(model, activations, device, work, corpus, threads, curves, len(budgets), caches, drafter)
+    inputs = AllocationInputs(model, activations, device, work, corpus, threads, curves, len(budgets), caches, drafter)
     if config.method == AUTO:
         found = completed(config, inputs, _floor(config, inputs), budgets)
         inputs = replace(inputs, curves=found)
@@ -147,7 +147,7 @@ def _with_own(config: AllocateConfig, model: Model) -> tuple[AllocateConfig, For
     return config.model_copy(update={"format": coarsest(own)}), keeping(model, own)
 
 
-def _with_draft(config: AllocateConfig, inputs: Inputs, formats: Formats | None) -> AllocateConfig:
+def _with_draft(config: AllocateConfig, inputs: AllocationInputs, formats: Formats | None) -> AllocateConfig:
     def of(draft: str | None) -> Sparsity:
         return divided(config.model_copy(update={"draft": draft, "density_allocation": UNIFORM}), inputs, None, formats)
 
@@ -158,7 +158,7 @@ def _with_draft(config: AllocateConfig, inputs: Inputs, formats: Formats | None)
     return config.model_copy(update={"draft": MODEL if found else without(named)})
 
 
-def _log(sparsity: Sparsity, inputs: Inputs) -> None:
+def _log(sparsity: Sparsity, inputs: AllocationInputs) -> None:
     budget = sparsity.budget
     LOG.info(
         "allocate: %s of %s bytes resident, %s predictors, %s KV cache, %s bookkeeping, %s buffers, %s for units",
@@ -202,7 +202,7 @@ def needs(build: "Build") -> StageNeeds:
     return StageNeeds(stage="allocate", ram_bytes=ram_bytes, disk_bytes=disk_bytes, runtime_s=seconds)
 
 
-def _rungs(taken: Sequence[BudgetChoice], inputs: Inputs) -> Iterator[Sparsity]:
+def _rungs(taken: Sequence[BudgetChoice], inputs: AllocationInputs) -> Iterator[Sparsity]:
     """Divides each budget with its choice; raises OverBudgetError if one cannot hold what must be in DRAM."""
     known: dict[float, tuple[Densities, ...]] = {}
     for number, (config, formats, tried, front) in enumerate(taken):
@@ -214,7 +214,7 @@ def _rungs(taken: Sequence[BudgetChoice], inputs: Inputs) -> Iterator[Sparsity]:
         yield found.model_copy(update={"arrays": arrays, "tried": tried, "front": front})
 
 
-def _floor(config: AllocateConfig, inputs: Inputs) -> Floor:
+def _floor(config: AllocateConfig, inputs: AllocationInputs) -> Floor:
     curves = inputs.curves
     if curves is None:
         raise ColdpressError("method=auto compares selectors by their quality curves; give --curves, from explore")
@@ -227,7 +227,7 @@ def _floor(config: AllocateConfig, inputs: Inputs) -> Floor:
     return Floor(curves, math.inf if most == "off" else most)
 
 
-def _fitted(sparsity: Sparsity, inputs: Inputs, key: str) -> ArrayFile | None:
+def _fitted(sparsity: Sparsity, inputs: AllocationInputs, key: str) -> ArrayFile | None:
     method = method_of(sparsity.method, sparsity.options, sparsity.formats, sparsity.layers_per_group, inputs)
     densities = {entry.family: entry.per_layer for entry in sparsity.densities}
     held = sparsity.budget.cache_bytes / flash_bytes(sparsity.families, inputs.model.spec, sparsity.formats)

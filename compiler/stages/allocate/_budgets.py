@@ -16,7 +16,7 @@ from coldpress.compiler.search import MARGIN, Goal, Judged, Shared, Space
 from coldpress.compiler.stages.allocate._config import AllocateConfig
 from coldpress.compiler.stages.allocate._quality import Floor
 from coldpress.compiler.stages.allocate._replay import Replays
-from coldpress.compiler.stages.allocate._rules import Inputs
+from coldpress.compiler.stages.allocate._rules import AllocationInputs
 from coldpress.compiler.stages.allocate._searched import Searched, searched
 from coldpress.compiler.stages.allocate._words import front_of
 from coldpress.schemas.families import Formats
@@ -34,7 +34,7 @@ class BudgetChoice(NamedTuple):
 
 
 def choices(
-    config: AllocateConfig, inputs: Inputs, floor: Floor, budgets: Sequence[int | str]
+    config: AllocateConfig, inputs: AllocationInputs, floor: Floor, budgets: Sequence[int | str]
 ) -> tuple[BudgetChoice, ...]:
     """Returns the choice for each of `budgets`, the largest first; they differ in density and cache alone.
 
@@ -52,7 +52,7 @@ def choices(
 
 def searched_together(
     config: AllocateConfig,
-    inputs: Inputs,
+    inputs: AllocationInputs,
     floor: Floor,
     budgets: Sequence[int | str],
     narrowed: Callable[[Space], Space] = lambda space: space,

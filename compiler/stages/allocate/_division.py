@@ -28,7 +28,7 @@ from coldpress.compiler.kept_codes import keeping
 from coldpress.compiler.sections import Whole, bookkeeping_bytes, make_sections
 from coldpress.compiler.shared_settings import DEFAULT_CACHE
 from coldpress.compiler.stages.allocate._config import AllocateConfig
-from coldpress.compiler.stages.allocate._rules import Inputs, Method, allocated, over_layers
+from coldpress.compiler.stages.allocate._rules import AllocationInputs, Method, allocated, over_layers
 from coldpress.runtime.plugins import load, options_of
 from coldpress.runtime.quantization._mixed import coarsest, format_fields
 from coldpress.runtime.sparsity import DensitySource, Selector
@@ -197,7 +197,7 @@ def predictor_sizes(
 
 def divided(
     config: AllocateConfig,
-    inputs: Inputs,
+    inputs: AllocationInputs,
     densities: tuple[Densities, ...] | None = None,
     formats: Formats | None = None,
 ) -> Sparsity:
@@ -254,7 +254,7 @@ def divided(
 
 
 def _bookkeeping_bytes(
-    config: AllocateConfig, formats: Formats, inputs: Inputs, families: tuple[FamilyName, ...]
+    config: AllocateConfig, formats: Formats, inputs: AllocationInputs, families: tuple[FamilyName, ...]
 ) -> int:
     spec, page_bytes = inputs.model.spec, inputs.device.flash.page_bytes.value
     sections = make_sections(spec, families, formats, config.layers_per_group)
@@ -285,7 +285,9 @@ def asked_budgets_of(
     return found
 
 
-def _shares(config: AllocateConfig, inputs: Inputs, method: Method, m_max: int) -> dict[str, tuple[float, ...]]:
+def _shares(
+    config: AllocateConfig, inputs: AllocationInputs, method: Method, m_max: int
+) -> dict[str, tuple[float, ...]]:
     model, activations = inputs.model, inputs.activations
     question = Question(
         method=config.method,
@@ -300,7 +302,7 @@ def _shares(config: AllocateConfig, inputs: Inputs, method: Method, m_max: int) 
     return densities_of(question, method.selector.densities(activations.are_exact(question.families)))
 
 
-def method_of(name: str, options: Options, formats: Formats, layers_per_group: int, inputs: Inputs) -> Method:
+def method_of(name: str, options: Options, formats: Formats, layers_per_group: int, inputs: AllocationInputs) -> Method:
     selector = load("coldpress.runtime.sparsity", Selector, name)
     own, spec = options_of(selector, options), inputs.model.spec
     sizes = {family: unit_bytes(family, spec, coarsest(formats)) for family in selector.families(spec, own)}

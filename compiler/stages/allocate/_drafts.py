@@ -9,7 +9,7 @@ from coldpress.compiler.cost_model import flash_bytes
 from coldpress.compiler.draft_passes import COUNTS, MODEL, Drafted, best_drafts
 from coldpress.compiler.search import MARGIN
 from coldpress.compiler.stages.allocate._replay import Replays
-from coldpress.compiler.stages.allocate._rules import Inputs
+from coldpress.compiler.stages.allocate._rules import AllocationInputs
 from coldpress.runtime.drafts import NO_DRAFT
 from coldpress.runtime.plugins import load
 from coldpress.runtime.sparsity import Selector
@@ -25,7 +25,7 @@ class WithDrafts(NamedTuple):
 
 
 class Drafts:
-    def __init__(self, named: str | None, inputs: Inputs) -> None:
+    def __init__(self, named: str | None, inputs: AllocationInputs) -> None:
         """`named` is the key `draft`. Without a draft model in `inputs`, no run has drafts of one."""
         self._named, self._inputs = named, inputs
         self._replays: Mapping[int, Replays] = {

@@ -26,7 +26,7 @@ from coldpress.compiler.stages.allocate._config import AllocateConfig
 from coldpress.compiler.stages.allocate._formats import ERRORS, MeasuredFormats, is_rough, streams_attention, unmeasured
 from coldpress.compiler.stages.allocate._quality import LEAST_ERROR, Floor
 from coldpress.compiler.stages.allocate._replay import Replays
-from coldpress.compiler.stages.allocate._rules import Inputs
+from coldpress.compiler.stages.allocate._rules import AllocationInputs
 from coldpress.compiler.stages.allocate._searched import Searched
 from coldpress.schemas.curves import Curve, Curves, FormatLoss, Point, Unexplored
 from coldpress.schemas.errors import ColdpressError
@@ -58,7 +58,7 @@ class _Hope:
         return f"{self.words}, {why}"
 
 
-def completed(config: AllocateConfig, inputs: Inputs, floor: Floor, budgets: Sequence[int | str]) -> Curves:
+def completed(config: AllocateConfig, inputs: AllocationInputs, floor: Floor, budgets: Sequence[int | str]) -> Curves:
     """Returns the curves with those of the selectors that can still win, and reasons for all others.
 
     Raises:
@@ -100,7 +100,7 @@ class _Rest(MeasuredFormats):
     def __init__(
         self,
         config: AllocateConfig,
-        inputs: Inputs,
+        inputs: AllocationInputs,
         floor: Floor,
         options: Mapping[Method, Any],
         every: Sequence[Along],

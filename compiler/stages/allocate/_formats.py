@@ -36,7 +36,7 @@ from coldpress.compiler.stages.allocate._mixed import (
     last_that_fits,
 )
 from coldpress.compiler.stages.allocate._quality import LEAST_ERROR, Floor, error_of
-from coldpress.compiler.stages.allocate._rules import Inputs
+from coldpress.compiler.stages.allocate._rules import AllocationInputs
 from coldpress.compiler.stages.allocate._searched import Searched
 from coldpress.compiler.stages.allocate._text_passes import TextPasses
 from coldpress.compiler.steps import Steps
@@ -67,7 +67,7 @@ ERRORS = 2.0
 class MeasuredFormats:
     """The losses of formats as far as the search needs them, and how more are measured."""
 
-    def __init__(self, config: AllocateConfig, inputs: Inputs, floor: Floor) -> None:
+    def __init__(self, config: AllocateConfig, inputs: AllocationInputs, floor: Floor) -> None:
         self._config, self._inputs, self._floor = config, inputs, floor
         self.curves = floor.curves
         self._dense = dense_family(inputs.model.spec)
@@ -345,7 +345,7 @@ class MeasuredFormats:
             update={name: (*getattr(self.curves, name), *values) for name, values in found.items()}
         )
 
-    def _on(self, curves: Curves) -> tuple[Inputs, Floor]:
+    def _on(self, curves: Curves) -> tuple[AllocationInputs, Floor]:
         return replace(self._inputs, curves=curves), replace(self._floor, curves=curves)
 
 

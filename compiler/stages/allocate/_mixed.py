@@ -19,7 +19,7 @@ from coldpress.compiler.cost_model import slice_bytes, stored_format, tensor_byt
 from coldpress.compiler.kept_codes import keeping, own_format
 from coldpress.compiler.rounding._matrix import Rounding, choose_codes
 from coldpress.compiler.rounding._weights import Weights
-from coldpress.compiler.search.by_layer import Options, Sizes, path_of
+from coldpress.compiler.search.by_layer import LayerOptions, Sizes, path_of
 from coldpress.runtime.kernels.products import decode_rows
 from coldpress.runtime.plugins import load
 from coldpress.runtime.quantization import Format
@@ -118,9 +118,9 @@ class Mixes:
         return found
 
     @cached_property
-    def _options(self) -> list[Options]:
+    def _options(self) -> list[LayerOptions]:
         each = [
-            Options(
+            LayerOptions(
                 tuple(_bytes_of(self.model, role, name) for name in names),
                 tuple(self.effects[role][name] for name in names),
             )
@@ -139,12 +139,12 @@ class Mixes:
         outside |= {role: name for role, name in chosen.items() if unit_role(role, spec) not in MLP_ROLES}
         return with_kept(layers, {role: name for role, name in outside.items() if name != stored_format(role, layers)})
 
-    def _of_head(self) -> Options:
+    def _of_head(self) -> LayerOptions:
         usual = self._of_layers({role: names[-1] for role, names in self._names.items()})
         smaller = [self._with_head(usual, loss) for loss in reversed(self.heads)]
         role = self.model.spec.head_role
         nbytes = (tensor_bytes(role, role_shape(self.model.spec, role), one) for one in (*smaller, usual))
-        return Options(tuple(nbytes), (*(loss.mean_kld for loss in reversed(self.heads)), 0.0))
+        return LayerOptions(tuple(nbytes), (*(loss.mean_kld for loss in reversed(self.heads)), 0.0))
 
     def _with_head(self, formats: Formats, loss: HeadLoss) -> Formats:
         return with_head(formats, HeadFormat(role=self.model.spec.head_role, format=loss.format))

@@ -28,7 +28,7 @@ from coldpress.compiler.io import load_arrays
 from coldpress.compiler.seconds import Key, Setting
 from coldpress.compiler.sections import make_sections
 from coldpress.compiler.shared_settings import OVERPREDICTION
-from coldpress.compiler.stages.allocate._rules import Inputs
+from coldpress.compiler.stages.allocate._rules import AllocationInputs
 from coldpress.runtime.cache import CachePolicy
 from coldpress.runtime.plan.budget import Claim, units_with_room
 from coldpress.runtime.plugins import load, load_class, options_of
@@ -71,7 +71,7 @@ class Replayed(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Text:
+class UsedUnits:
     """The units of a family of a layer that the tokens of a text use."""
 
     num_tokens: int
@@ -82,7 +82,7 @@ class Text:
 
 
 class Chosen(NamedTuple):
-    texts: Mapping[Key, Text]
+    texts: Mapping[Key, UsedUnits]
     arrays: Arrays
     """The selector's arrays for the traced layers; empty where activity is known without a trace."""
 
@@ -90,7 +90,7 @@ class Chosen(NamedTuple):
 class Replays:
     """Replays divisions of one model; tokens that choose equal units are worked out once."""
 
-    def __init__(self, inputs: Inputs, overprediction: float = OVERPREDICTION) -> None:
+    def __init__(self, inputs: AllocationInputs, overprediction: float = OVERPREDICTION) -> None:
         """`overprediction` is predicted over active units. `predict` keeps predictors below it; `size` may exceed it if
         perplexity requires it, so a predictor may turn out slower than estimated here."""
         self._inputs, self._overprediction = inputs, overprediction
@@ -108,7 +108,7 @@ class Replays:
         token_s, hit_rate = (sum(share * figures[at] for share, figures in found) for at in range(2))
         return Replayed(token_s, hit_rate)
 
-    def tokens(self, sparsity: Sparsity, routing: SearchedRouting | None = None) -> list[seconds.Token]:
+    def tokens(self, sparsity: Sparsity, routing: SearchedRouting | None = None) -> list[seconds.TokenCost]:
         """Returns the figures of each replayed token, whose means `of` returns; one stands for all of a dense run."""
         run = self._dense(sparsity)
         if run is None:
@@ -118,7 +118,7 @@ class Replays:
             ]
             shares = [share for share, _ in parts]
             return [_mean(shares, each) for each in zip(*(tokens for _, tokens in parts), strict=True)]
-        return [seconds.Token(run.token_s, run.flash_s, run.reads_per_token, run.flash_bytes_per_token, 0, 0)]
+        return [seconds.TokenCost(run.token_s, run.flash_s, run.reads_per_token, run.flash_bytes_per_token, 0, 0)]
 
     def _dense(self, sparsity: Sparsity) -> DenseRun | None:
         """Returns the fastest run of a dense MLP in the room that the division leaves; None for other divisions, and
@@ -263,14 +263,14 @@ def in_one_format(sparsity: Sparsity, spec: ModelSpec) -> list[tuple[float, Spar
     return [(number / counts.total(), alone(name)) for name, number in sorted(counts.items())]
 
 
-def _mean(shares: Sequence[float], tokens: Sequence[seconds.Token]) -> seconds.Token:
+def _mean(shares: Sequence[float], tokens: Sequence[seconds.TokenCost]) -> seconds.TokenCost:
     """Returns the mean of a token's figures, weighted by `shares`, which sum to 1; counts are rounded."""
 
     def mean(name: str) -> float:
         return sum(share * getattr(token, name) for share, token in zip(shares, tokens, strict=True))
 
     counts = round(mean("hits")), round(mean("misses"))
-    return seconds.Token(mean("token_s"), mean("flash_s"), mean("reads"), mean("read_bytes"), *counts)
+    return seconds.TokenCost(mean("token_s"), mean("flash_s"), mean("reads"), mean("read_bytes"), *counts)
 
 
 def setting_of(
@@ -298,12 +298,12 @@ def _replayed_tokens(num_tokens: int) -> list[int]:
     return sorted({token for window in windows_of(num_tokens, WARM_TOKENS)[0] for token in window})
 
 
-def _text(used: np.ndarray) -> Text:
+def _text(used: np.ndarray) -> UsedUnits:
     """Returns the units of each token, from bool [num_tokens, num_units]."""
     head = max(1, int((1 - HELD_OUT_SHARE) * len(used)))
     hot = np.argsort(-used[:head].sum(axis=0), kind="stable").astype(np.int32)
     ids = {token: np.flatnonzero(used[token]).astype(np.int32) for token in _replayed_tokens(len(used))}
-    return Text(len(used), ids, hot)
+    return UsedUnits(len(used), ids, hot)
 
 
 def _held_share(sparsity: Sparsity, model: Model) -> float:
@@ -360,7 +360,7 @@ def _plan(sparsity: Sparsity, parts: Sequence[PartPlan], device: DeviceProfile) 
 
 def calibrated(
     sparsity: Sparsity, entry: LayerStatistics, family: FamilyName, units: int, num_tokens: int, overprediction: float
-) -> Text:
+) -> UsedUnits:
     """Returns the units that calibration's tokens use; drawn ones where activity is not known."""
     if family == BLOCKS and entry.experts is not None:
         return _text(of_experts(expert_counts.used_experts(entry.experts, num_tokens), units))
@@ -373,7 +373,7 @@ def calibrated(
             token: np.sort(random.choice(units, count, replace=False)).astype(np.int32)
             for token in _replayed_tokens(num_tokens)
         }
-        return Text(num_tokens, drawn, np.arange(units, dtype=np.int32))
+        return UsedUnits(num_tokens, drawn, np.arange(units, dtype=np.int32))
     bits = load_arrays(known.arrays, "bits")["bits"]
     active = np.unpackbits(bits, axis=1, count=num_tokens, bitorder="little").astype(bool).T
     text = _text(active)
@@ -382,7 +382,7 @@ def calibrated(
     predicted = {
         token: _with_false_positives(ids, units, overprediction * density, random) for token, ids in text.ids.items()
     }
-    return Text(num_tokens, predicted, text.hot)
+    return UsedUnits(num_tokens, predicted, text.hot)
 
 
 def _with_false_positives(ids: np.ndarray, num_units: int, share: float, random: np.random.Generator) -> np.ndarray:

@@ -17,7 +17,7 @@ from coldpress.compiler.activity.forward import LayerStream
 from coldpress.compiler.activity.unit_statistics import UnitStatistics, all_statistics
 from coldpress.compiler.activity.variants import Variant, compare, last_hidden
 from coldpress.compiler.io import Workspace, digest, load_arrays
-from coldpress.compiler.stages.allocate._task import Key, Magnitudes, Rule, Shares, Task
+from coldpress.compiler.stages.allocate._task import Key, Magnitudes, Rule, RuleTask, Shares
 from coldpress.runtime.plugins import load
 from coldpress.runtime.sparsity import Selector
 from coldpress.schemas.activations import Activations
@@ -123,7 +123,7 @@ class AllocationConfig(ComputeConfig):
 
 
 @dataclass(frozen=True)
-class Inputs:
+class AllocationInputs:
     model: Model
     activations: Activations
     device: DeviceProfile
@@ -150,12 +150,14 @@ class Method:
     """By family, in the order of the selector's families; of the coarsest format."""
     read_units: Mapping[tuple[int, str], np.ndarray]
 
-    def statistics(self, inputs: Inputs, resident_share: float = 0.0) -> dict[Key, UnitStatistics]:
+    def statistics(self, inputs: AllocationInputs, resident_share: float = 0.0) -> dict[Key, UnitStatistics]:
         """Returns what the selector is fitted to, if DRAM holds `resident_share` of all units."""
         return all_statistics(inputs.model, inputs.activations, self.unit_bytes, self.read_units, resident_share)
 
 
-def allocated(config: AllocationConfig, inputs: Inputs, method: Method, density: float) -> dict[str, tuple[float, ...]]:
+def allocated(
+    config: AllocationConfig, inputs: AllocationInputs, method: Method, density: float
+) -> dict[str, tuple[float, ...]]:
     """Returns the density of every layer per family, at which a token uses `density` of the MLP's weights, and of
     attention's weights on flash. A density of 1 is not divided.
 
@@ -167,7 +169,7 @@ def allocated(config: AllocationConfig, inputs: Inputs, method: Method, density:
     Raises:
         ColdpressError: if the selector cannot reach the density, or the rule needs something that is missing.
     """
-    name, known, spec = config.density_allocation, _Known(config, inputs, method), inputs.model.spec
+    name, known, spec = config.density_allocation, _RuleInputs(config, inputs, method), inputs.model.spec
     own = method.selector.divide(density, spec, method.options)
     if density >= 1 or _options_divide(method, density, spec):
         LOG.info("allocate: density_allocation=%s has nothing to divide: options or a density of 1 decide", name)
@@ -193,13 +195,13 @@ def _options_divide(method: Method, density: float, spec: ModelSpec) -> bool:
     return any(plain.get(family, share) != share for family, share in own.items())
 
 
-class _Known:
-    def __init__(self, config: AllocationConfig, inputs: Inputs, method: Method) -> None:
+class _RuleInputs:
+    def __init__(self, config: AllocationConfig, inputs: AllocationInputs, method: Method) -> None:
         self._config, self._inputs, self._method = config, inputs, method
 
-    def task(self, density: float, own: Mapping[str, float]) -> Task:
+    def task(self, density: float, own: Mapping[str, float]) -> RuleTask:
         spec = self._inputs.model.spec
-        return Task(
+        return RuleTask(
             density=density,
             layers=layers_of(next(iter(own)), spec),
             num_units={family: round(used_share(family, spec) * num_units(family, spec)) for family in own},

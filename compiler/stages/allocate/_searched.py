@@ -23,13 +23,13 @@ from coldpress.compiler.cost_model import flash_bytes, llm_sparsity, weight_byte
 from coldpress.compiler.draft_passes import MODEL
 from coldpress.compiler.kept_codes import keeping
 from coldpress.compiler.search import Candidate, Goal, Judged, Search, Space, beam, fastest_dense
-from coldpress.compiler.seconds import Token
+from coldpress.compiler.seconds import TokenCost
 from coldpress.compiler.stages.allocate._config import AllocateConfig
 from coldpress.compiler.stages.allocate._division import asked_budgets_of, divided
 from coldpress.compiler.stages.allocate._drafts import Drafts, without
 from coldpress.compiler.stages.allocate._quality import Floor
 from coldpress.compiler.stages.allocate._replay import Replays
-from coldpress.compiler.stages.allocate._rules import UNIFORM, Inputs
+from coldpress.compiler.stages.allocate._rules import UNIFORM, AllocationInputs
 from coldpress.compiler.stages.allocate._words import tried_of
 from coldpress.runtime.drafts import NO_DRAFT
 from coldpress.runtime.plan.kv_cache import KV_CACHE_FORMATS
@@ -49,7 +49,7 @@ DENSITIES = (0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 
 
 class BudgetJudge:
-    def __init__(self, config: AllocateConfig, inputs: Inputs, floor: Floor, replays: Replays) -> None:
+    def __init__(self, config: AllocateConfig, inputs: AllocationInputs, floor: Floor, replays: Replays) -> None:
         """If the budget is a share, each candidate has this share of what its own formats take."""
         self._config, self._inputs, self._floor, self._replays = config, inputs, floor, replays
         self._known: dict[Candidate, Judged] = {}
@@ -212,7 +212,7 @@ class BudgetJudge:
         config = self.config_of(candidate, has_draft_model).model_copy(update={"density_allocation": UNIFORM})
         return divided(config, self._inputs, formats=candidate.format)
 
-    def tokens(self, candidate: Candidate) -> tuple[Sparsity, list[Token]]:
+    def tokens(self, candidate: Candidate) -> tuple[Sparsity, list[TokenCost]]:
         division = self._divided(candidate)
         return division, self._replays.tokens(division, candidate.routing)
 
@@ -263,7 +263,7 @@ class BudgetJudge:
         return of_keys * ratio
 
 
-def _held(division: Sparsity, inputs: Inputs) -> float:
+def _held(division: Sparsity, inputs: AllocationInputs) -> float:
     units = flash_bytes(division.families, inputs.model.spec, division.formats)
     return min(1.0, division.budget.cache_bytes / units)
 
@@ -309,7 +309,7 @@ class Searched:
 
 def searched(
     config: AllocateConfig,
-    inputs: Inputs,
+    inputs: AllocationInputs,
     floor: Floor,
     narrowed: Callable[[Space], Space] = lambda space: space,
     replays: Replays | None = None,

@@ -58,7 +58,7 @@ class Magnitudes:
 
 
 @dataclass(frozen=True)
-class Task:
+class RuleTask:
     density: float
     """Share of these families' bytes that a token uses, below 1."""
     layers: tuple[int, ...]
@@ -125,5 +125,5 @@ class Rule(PluginBase):
         return 0
 
     @abstractmethod
-    def densities(self, task: Task) -> Shares:
+    def densities(self, task: RuleTask) -> Shares:
         """Returns the density of each family in each layer; their mean over all bytes is `task.density`."""

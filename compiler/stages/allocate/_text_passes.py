@@ -12,7 +12,7 @@ from coldpress.compiler.quality.passes import Passes, remove_grams, rounding_of
 from coldpress.compiler.quality.trace import few_tokens
 from coldpress.compiler.rounding._matrix import Rounding
 from coldpress.compiler.stages.allocate._config import AllocateConfig
-from coldpress.compiler.stages.allocate._rules import Inputs
+from coldpress.compiler.stages.allocate._rules import AllocationInputs
 from coldpress.compiler.steps import Steps
 from coldpress.schemas.corpus import Split
 
@@ -22,7 +22,7 @@ class TextPasses:
     """Passes, each begun when it is first needed. Tokens are int [num_blocks, T]."""
 
     config: AllocateConfig
-    inputs: Inputs
+    inputs: AllocationInputs
     steps: Steps
 
     @cached_property

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from coldpress.compiler.stages.allocate._task import Rule, Shares, Task
+from coldpress.compiler.stages.allocate._task import Rule, RuleTask, Shares
 
 LOG = logging.getLogger(__name__)
 STEP = 0.85
@@ -25,7 +25,7 @@ LARGEST_LOGIT = math.log(99.0)
 
 
 @dataclass(frozen=True)
-class Point:
+class DensityPoint:
     density: float
     """Share of all bytes."""
     loss: float
@@ -36,7 +36,7 @@ class Plugin(Rule):
     def num_variants(self, num_layers: int, num_families: int) -> int:
         return num_families
 
-    def densities(self, task: Task) -> Shares:
+    def densities(self, task: RuleTask) -> Shares:
         lines = fitted_lines(pareto_front(_searched(task)))
         for family, (slope, offset) in lines.items():
             LOG.info(
@@ -48,13 +48,13 @@ class Plugin(Rule):
         return task.whole_units(task.same(_exact(task, lines)))
 
 
-def _searched(task: Task) -> list[Point]:
-    now, found = Point(1.0, 0.0, dict.fromkeys(task.num_units, 1.0)), []
+def _searched(task: RuleTask) -> list[DensityPoint]:
+    now, found = DensityPoint(1.0, 0.0, dict.fromkeys(task.num_units, 1.0)), []
     while now.density > STEP * task.density:
         tried = [{**now.by_family, family: STEP * share} for family, share in now.by_family.items()]
         losses = task.losses().of([task.same(by_family) for by_family in tried])
         points = [
-            Point(task.mean(task.same(by_family)), loss, by_family)
+            DensityPoint(task.mean(task.same(by_family)), loss, by_family)
             for by_family, loss in zip(tried, losses, strict=True)
         ]
         found += points
@@ -62,9 +62,9 @@ def _searched(task: Task) -> list[Point]:
     return found
 
 
-def pareto_front(points: Sequence[Point]) -> list[Point]:
+def pareto_front(points: Sequence[DensityPoint]) -> list[DensityPoint]:
     """Returns the points that no other beats in memory without losing in loss, by ascending density."""
-    front: list[Point] = []
+    front: list[DensityPoint] = []
     for point in sorted(points, key=lambda point: (point.density, point.loss), reverse=True):
         while front and front[-1].loss >= point.loss:
             front.pop()
@@ -72,7 +72,7 @@ def pareto_front(points: Sequence[Point]) -> list[Point]:
     return front[::-1]
 
 
-def fitted_lines(front: Sequence[Point]) -> dict[str, tuple[float, float]]:
+def fitted_lines(front: Sequence[DensityPoint]) -> dict[str, tuple[float, float]]:
     """Returns family -> (slope, offset) of the logit of its density over the overall logit, by least squares."""
     of_all = [_logit(point.density) for point in front]
     found = {}
@@ -83,7 +83,7 @@ def fitted_lines(front: Sequence[Point]) -> dict[str, tuple[float, float]]:
     return found
 
 
-def _exact(task: Task, lines: dict[str, tuple[float, float]]) -> dict[str, float]:
+def _exact(task: RuleTask, lines: dict[str, tuple[float, float]]) -> dict[str, float]:
     wanted = _logit(task.density)
     low, high = -4 * LARGEST_LOGIT, 4 * LARGEST_LOGIT
     found: dict[str, float] = {}

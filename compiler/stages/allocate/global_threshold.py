@@ -4,11 +4,11 @@ Over all layers a family uses as much as the selector's own division gives it. D
 magnitudes grow with depth; it serves as the baseline.
 """
 
-from coldpress.compiler.stages.allocate._task import Rule, Shares, Task
+from coldpress.compiler.stages.allocate._task import Rule, RuleTask, Shares
 
 
 class Plugin(Rule):
-    def densities(self, task: Task) -> Shares:
+    def densities(self, task: RuleTask) -> Shares:
         found = {}
         for family, density in task.own.items():
             keys = [key for key in task.keys if key[1] == family]

@@ -14,7 +14,7 @@ import logging
 import math
 import statistics
 
-from coldpress.compiler.stages.allocate._task import Key, Rule, Shares, Task
+from coldpress.compiler.stages.allocate._task import Key, Rule, RuleTask, Shares
 
 LOG = logging.getLogger(__name__)
 STEP = 0.8
@@ -32,7 +32,7 @@ class Plugin(Rule):
     def num_variants(self, num_layers: int, num_families: int) -> int:
         return 1 + num_families * -(-num_layers // _group_size(num_layers))
 
-    def densities(self, task: Task) -> Shares:
+    def densities(self, task: RuleTask) -> Shares:
         own = task.whole_units(task.same(task.own))
         losses, now, worths = task.losses(), dict.fromkeys(task.keys, 1.0), None
         num_steps = math.ceil(math.log(task.density) / math.log(STEP))
@@ -47,7 +47,7 @@ class Plugin(Rule):
         return found if judged[0] < judged[1] else own
 
 
-def parts_of(task: Task) -> list[list[Key]]:
+def parts_of(task: RuleTask) -> list[list[Key]]:
     """Returns the parts that are pruned together: a family in one layer or in a few neighbours."""
     size, count = _group_size(len(task.layers)), len(task.layers)
     return [
@@ -61,7 +61,7 @@ def _group_size(num_layers: int) -> int:
     return -(-num_layers // MOST_PARTS)
 
 
-def _worths(task: Task, now: Shares) -> dict[Key, float]:
+def _worths(task: RuleTask, now: Shares) -> dict[Key, float]:
     """Returns the logarithm of a square's worth in nats, for each part, in the model as pruned so far."""
     parts = parts_of(task)
     lowered = [{key: _lowered(now[key], task.num_units[key[1]]) for key in part} for part in parts]
@@ -81,7 +81,7 @@ def _lowered(share: float, num_units: int) -> float:
     return max(min(STEP * share, share - 1 / num_units), 1 / num_units)
 
 
-def at_one_price(task: Task, now: Shares, worths: Shares, density: float) -> dict[Key, float]:
+def at_one_price(task: RuleTask, now: Shares, worths: Shares, density: float) -> dict[Key, float]:
     """Lowers the shares `now` to the mean `density`; where limits allow, the next square of every part then has the
     same worth per byte. `worths` are logarithms of what a square is worth."""
 

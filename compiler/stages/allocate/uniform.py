@@ -1,8 +1,8 @@
 """The same density in every layer, divided among families by the selector."""
 
-from coldpress.compiler.stages.allocate._task import Rule, Shares, Task
+from coldpress.compiler.stages.allocate._task import Rule, RuleTask, Shares
 
 
 class Plugin(Rule):
-    def densities(self, task: Task) -> Shares:
+    def densities(self, task: RuleTask) -> Shares:
         return task.same(task.own)

@@ -41,7 +41,7 @@ OptionsT = TypeVar("OptionsT", bound=Record, default=Any)
 
 
 @dataclass(frozen=True)
-class Task:
+class DistillationTask:
     source: "Source"
     sparsity: Sparsity
     masks: "tuple[Mask, ...]"
@@ -63,7 +63,7 @@ class Recipe(PluginBase, Generic[OptionsT]):
         """Returns the bytes of one state that an interrupted run leaves on disk."""
 
     @abstractmethod
-    def prepare(self, task: Task, options: OptionsT) -> "Lesson":
+    def prepare(self, task: DistillationTask, options: OptionsT) -> "Lesson":
         """Builds teacher and student, and says which parameters train."""
 
 
@@ -136,7 +136,7 @@ def run(
     from coldpress.compiler.training.source import Source
 
     source = Source.of(model)
-    lesson = recipe.prepare(Task(source, sparsity, masks, config.seed, device, size.recompute), options)
+    lesson = recipe.prepare(DistillationTask(source, sparsity, masks, config.seed, device, size.recompute), options)
     lesson = replace(lesson, dense_share=config.distill_dense_share, kept_gain=config.distill_kept_gain)
     written, found = learned(course, lesson, source, corpus, work)
     return written.model_copy(update={"distillation": found})

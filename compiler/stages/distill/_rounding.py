@@ -65,13 +65,13 @@ def stored_matrices(source: Source, sparsity: Sparsity) -> dict[str, Stored]:
 
 
 @dataclass(frozen=True)
-class Rounding:
+class StudentRounding:
     matrices: tuple[tuple[nn.Parameter, Stored], ...]
 
     @staticmethod
-    def of(student: nn.Module, source: Source, sparsity: Sparsity) -> "Rounding":
+    def of(student: nn.Module, source: Source, sparsity: Sparsity) -> "StudentRounding":
         stored = stored_matrices(source, sparsity)
-        return Rounding(tuple((student.get_parameter(name), how) for name, how in stored.items()))
+        return StudentRounding(tuple((student.get_parameter(name), how) for name, how in stored.items()))
 
     @contextmanager
     def applied(self) -> Iterator[None]:

@@ -20,7 +20,7 @@ from coldpress.schemas.model import ModelSpec
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from coldpress.compiler.stages.distill import Task
+    from coldpress.compiler.stages.distill import DistillationTask
     from coldpress.compiler.training.loop import Lesson
 
 
@@ -47,7 +47,7 @@ class Plugin(Recipe[Options]):
     def state_bytes(self, size: Size, options: Options) -> int:
         return adapters.state_bytes(size, _pruned(size.spec, size.families), options.lora_rank)
 
-    def prepare(self, task: "Task", options: Options) -> "Lesson":
+    def prepare(self, task: "DistillationTask", options: Options) -> "Lesson":
         from coldpress.compiler.stages.distill._masks import attach
         from coldpress.compiler.stages.distill._rounded_adapters import RoundedAdapters
         from coldpress.compiler.stages.distill._rounding import stored_matrices

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from coldpress.compiler.stages.distill import Task
+    from coldpress.compiler.stages.distill import DistillationTask
     from coldpress.compiler.training.loop import Lesson
 
 
@@ -46,11 +46,11 @@ class Plugin(Recipe[Options]):
     def state_bytes(self, size: Size, options: Options) -> int:
         return size.two_models_state_bytes
 
-    def prepare(self, task: "Task", options: Options) -> "Lesson":
+    def prepare(self, task: "DistillationTask", options: Options) -> "Lesson":
         import torch
 
         from coldpress.compiler.stages.distill._masks import attach
-        from coldpress.compiler.stages.distill._rounding import Rounding
+        from coldpress.compiler.stages.distill._rounding import StudentRounding
         from coldpress.compiler.training.loop import Lesson, Switch, as_it_is
         from coldpress.compiler.training.source import recompute_layers
 
@@ -60,7 +60,7 @@ class Plugin(Recipe[Options]):
             recompute_layers(student, task.source.modules)
         switch = Switch()
         attach(student, task.source.modules, task.masks, switch, options.straight_through)
-        rounded = Rounding.of(student, task.source, task.sparsity).applied if options.rounded else as_it_is
+        rounded = StudentRounding.of(student, task.source, task.sparsity).applied if options.rounded else as_it_is
 
         def at_share(trained: "Sequence[Tensor]", share: float) -> None:
             parameters = zip(student.parameters(), teacher.parameters(), trained, strict=True)

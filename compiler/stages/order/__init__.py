@@ -26,7 +26,7 @@ from coldpress.compiler.activity.packed_bits import adjacent_share
 from coldpress.compiler.cost_model import unit_bytes
 from coldpress.compiler.io import Workspace, load_arrays
 from coldpress.compiler.stages.order import structural
-from coldpress.compiler.stages.order._task import Activity, Arranged, Demand, Heuristic, Task
+from coldpress.compiler.stages.order._task import Activity, Arranged, Demand, Heuristic, OrderTask
 from coldpress.runtime.plan.budget import Claim, cache_slots
 from coldpress.runtime.plugins import load
 from coldpress.runtime.quantization._mixed import format_at
@@ -171,7 +171,7 @@ class OrderInputs:
 
     def task(
         self, group: range, family: FamilyName, activity: Activity, size: int = 1, units: slice = slice(None)
-    ) -> Task:
+    ) -> OrderTask:
         """Returns the task of one family of a group, or of `units` with their part of the cache's slots; `size`
         consecutive units count as one."""
         some = replace(activity, bits=np.ascontiguousarray(activity.bits[units][::size]))
@@ -185,7 +185,7 @@ class OrderInputs:
             cache_options=self.sparsity.cache_options,
             search_tokens=self.config.search_tokens,
         )
-        return Task(demand, size * self.unit_bytes(group[0], family), self.device.flash)
+        return OrderTask(demand, size * self.unit_bytes(group[0], family), self.device.flash)
 
     def activity(self, group: range, family: FamilyName) -> Activity:
         """Returns the layers' bits side by side. If no layer has bits since all are used whole, one token uses all.

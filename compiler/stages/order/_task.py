@@ -2,8 +2,8 @@
 
 A heuristic is a file of this package whose class `Plugin` extends `Heuristic`. Its task has three parts, each of which
 caches its counts: `Activity` is what calibration saw, `Demand` is what flash is read for under a plan's pins and cache,
-and `Task` adds the device; tasks for several devices share one demand. Orders are judged on the last tokens: `fitting`
-is the task without them, `judge` gives an order's modelled time on them.
+and `OrderTask` adds the device; tasks for several devices share one demand. Orders are judged on the last tokens:
+`fitting` is the task without them, `judge` gives an order's modelled time on them.
 
 An order's cost is the flash seconds of a token, after page rounding and access collapse (Ripple 5.1). They are needed
 for thousands of tokens under many gaps for each order that is tried, so `modelled` is a short form of
@@ -26,7 +26,7 @@ import numpy as np
 
 from coldpress.compiler.activity.packed_bits import population
 from coldpress.compiler.stages.order._coactivation import gpu_pair_counts, pair_counts
-from coldpress.runtime.cache import Known, make
+from coldpress.runtime.cache import CacheFacts, make
 from coldpress.runtime.plugins import PluginBase
 from coldpress.runtime.store.planner import Strided, count_reads
 from coldpress.schemas.base import Options
@@ -38,7 +38,7 @@ TOKENS_AT_A_TIME = 512
 """Tokens whose bits are unpacked together; a multiple of eight."""
 
 
-class Modelled(NamedTuple):
+class OrderCost(NamedTuple):
     """Means per token under one collapse gap, summed over the layers of a group."""
 
     seconds: float
@@ -62,7 +62,7 @@ def modelled(
     flash: Flash,
     gaps: np.ndarray,
     num_layers: int = 1,
-) -> list[Modelled]:
+) -> list[OrderCost]:
     """Returns the cost of reading `bits` in an order, unit ids by flash position, for each of `gaps`, int64 bytes,
     ascending. `bits` are packed activations that cause a flash read, uint8 [num_units, num_layers * ceil(num_tokens /
     8)], those of a group's layers side by side; `unit_bytes` are those of one layer's part of a unit."""
@@ -71,7 +71,7 @@ def modelled(
         units = Strided(layer * unit_bytes, unit_bytes, num_layers * unit_bytes)
         reads, read_bytes = _counted(part, num_tokens, order, units, flash.page_bytes.value, gaps)
         totals += [found.mean(axis=0) for found in (flash_seconds(flash, reads, read_bytes), reads, read_bytes)]
-    return [Modelled(float(s), float(r), float(b), gap) for s, r, b, gap in zip(*totals, gaps.tolist(), strict=True)]
+    return [OrderCost(float(s), float(r), float(b), gap) for s, r, b, gap in zip(*totals, gaps.tolist(), strict=True)]
 
 
 def _counted(
@@ -206,7 +206,7 @@ class Demand:
 
 
 @dataclass(frozen=True)
-class Task:
+class OrderTask:
     demand: Demand
     unit_bytes: int
     """Bytes of one layer's part of a unit."""
@@ -227,18 +227,18 @@ class Task:
         return self.activity.num_layers * self.unit_bytes
 
     @property
-    def fitting(self) -> "Task":
+    def fitting(self) -> "OrderTask":
         return replace(self, demand=self.demand.fitting)
 
     def with_pinned_last(self, order: np.ndarray) -> np.ndarray:
         """Appends the units that all layers pin, by id, to an order of the others; int32 [num_units]."""
         return np.concatenate([order, np.flatnonzero(self.demand.pinned.all(axis=0))]).astype(np.int32)
 
-    def judge(self, order: np.ndarray) -> Modelled:
+    def judge(self, order: np.ndarray) -> OrderCost:
         """Returns an order's cost on the judged tokens under its best gap; on ties, the gap with the fewest reads."""
         return min(self.judge_gaps(order))
 
-    def judge_gaps(self, order: np.ndarray) -> list[Modelled]:
+    def judge_gaps(self, order: np.ndarray) -> list[OrderCost]:
         """Returns an order's cost on the judged tokens for each collapse gap, ascending."""
         reads = self.demand.judged_reads
         gaps = gap_candidates(self.flash)
@@ -258,7 +258,7 @@ class Heuristic(PluginBase):
     """The most squares of pair counts [num_units, num_units] held at a time, for `preflight`."""
 
     @abstractmethod
-    def arrange(self, task: Task) -> Arranged:
+    def arrange(self, task: OrderTask) -> Arranged:
         """Returns the order on flash and the name of the heuristic that made it; depends on the task alone."""
 
 
@@ -275,7 +275,7 @@ def read_bits(
     units, none at first. A policy that uses flash positions gets unit ids instead, since the order is not known yet."""
     found = bits.copy()
     found[pinned] = 0
-    known = Known(len(bits), cache_slots, np.flatnonzero(pinned), np.arange(len(bits)))
+    known = CacheFacts(len(bits), cache_slots, np.flatnonzero(pinned), np.arange(len(bits)))
     if not cache_slots or not (state := make(cache, options or {}, known)).admits:
         return found
     for start in range(0, num_tokens, TOKENS_AT_A_TIME):

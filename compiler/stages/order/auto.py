@@ -12,7 +12,7 @@ is read within one latency or the bytes that are needed anyway take longest.
 import numpy as np
 
 from coldpress.compiler.stages.order import frequency, misses, ripple
-from coldpress.compiler.stages.order._task import Arranged, Heuristic, Task
+from coldpress.compiler.stages.order._task import Arranged, Heuristic, OrderTask
 
 RIPPLE, MISSES, FREQUENCY = ripple.Plugin(), misses.Plugin(), frequency.Plugin()
 LEAST_JUDGED_TOKENS = 64
@@ -24,7 +24,7 @@ class Plugin(Heuristic):
     COUNT_SQUARES = 3
     """Counts of the tokens to fit on, of their cache misses, and of all tokens."""
 
-    def arrange(self, task: Task) -> Arranged:
+    def arrange(self, task: OrderTask) -> Arranged:
         """Takes ripple's order without a contest where too few tokens are left to judge by, or where no order could
         beat it by MARGIN: a layer that is read within one latency, or whose needed bytes take all the time."""
         if task.demand.num_judged >= LEAST_JUDGED_TOKENS:
@@ -38,7 +38,7 @@ class Plugin(Heuristic):
         return RIPPLE.arrange(task)
 
 
-def _rivals(task: Task) -> dict[str, np.ndarray]:
+def _rivals(task: OrderTask) -> dict[str, np.ndarray]:
     """Makes the rivals' orders without the judged tokens."""
     fitting = task.fitting
     return {"frequency": FREQUENCY.arrange(fitting).order, "misses": MISSES.arrange(fitting).order}

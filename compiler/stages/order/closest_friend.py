@@ -7,11 +7,11 @@ is already placed. Bundles follow each other by id. benchmarks/order.py also mea
 
 import numpy as np
 
-from coldpress.compiler.stages.order._task import Arranged, Heuristic, Task
+from coldpress.compiler.stages.order._task import Arranged, Heuristic, OrderTask
 
 
 class Plugin(Heuristic):
-    def arrange(self, task: Task) -> Arranged:
+    def arrange(self, task: OrderTask) -> Arranged:
         friends = closest_friends(task.activity.counts)
         order: list[int] = []
         placed = np.zeros(friends.size, bool)

@@ -2,11 +2,11 @@
 
 import numpy as np
 
-from coldpress.compiler.stages.order._task import Arranged, Heuristic, Task
+from coldpress.compiler.stages.order._task import Arranged, Heuristic, OrderTask
 
 
 class Plugin(Heuristic):
     COUNT_SQUARES = 0
 
-    def arrange(self, task: Task) -> Arranged:
+    def arrange(self, task: OrderTask) -> Arranged:
         return Arranged(np.argsort(-task.activity.totals, kind="stable").astype(np.int32), "frequency")

@@ -5,11 +5,11 @@ serves most activations, as at the densities of top-k methods, and is about as g
 few units are active (docs/experiments/order.md).
 """
 
-from coldpress.compiler.stages.order._task import Arranged, Heuristic, Task
+from coldpress.compiler.stages.order._task import Arranged, Heuristic, OrderTask
 from coldpress.compiler.stages.order.ripple import join_links
 
 
 class Plugin(Heuristic):
-    def arrange(self, task: Task) -> Arranged:
+    def arrange(self, task: OrderTask) -> Arranged:
         found = join_links(task.demand.missed.counts, task.demand.left_on_flash)
         return Arranged(task.with_pinned_last(found), "misses")

@@ -11,7 +11,7 @@ again, pairs are sorted in runs of falling count, each among the units that are 
 
 import numpy as np
 
-from coldpress.compiler.stages.order._task import Arranged, Heuristic, Task
+from coldpress.compiler.stages.order._task import Arranged, Heuristic, OrderTask
 from coldpress.runtime import _native
 
 RUN_PAIRS = 1 << 23
@@ -19,7 +19,7 @@ RUN_PAIRS = 1 << 23
 
 
 class Plugin(Heuristic):
-    def arrange(self, task: Task) -> Arranged:
+    def arrange(self, task: OrderTask) -> Arranged:
         return Arranged(join_links(task.activity.counts), "ripple")
 
 

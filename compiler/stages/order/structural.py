@@ -2,11 +2,11 @@
 
 import numpy as np
 
-from coldpress.compiler.stages.order._task import Arranged, Heuristic, Task
+from coldpress.compiler.stages.order._task import Arranged, Heuristic, OrderTask
 
 
 class Plugin(Heuristic):
     COUNT_SQUARES = 0
 
-    def arrange(self, task: Task) -> Arranged:
+    def arrange(self, task: OrderTask) -> Arranged:
         return Arranged(np.arange(task.num_units, dtype=np.int32), "structural")

@@ -18,7 +18,7 @@ from pydantic import Field
 from coldpress.compiler.cost_model import unit_bytes
 from coldpress.compiler.provenance import provenance
 from coldpress.compiler.publishing import point, publishing, standing
-from coldpress.compiler.stages.package.documents import Inputs, input_digests, write_documents
+from coldpress.compiler.stages.package.documents import DocumentInputs, input_digests, write_documents
 from coldpress.compiler.stages.package.flash import PageChecksums, write_flash
 from coldpress.compiler.stages.package.hashing import BLOCK_BYTES, Written
 from coldpress.compiler.stages.package.joined import (
@@ -103,7 +103,7 @@ def run(
         DoesNotFitError: if the disk has too little room.
         ArtifactError: if the reader refuses the written artifact, naming the field.
     """
-    inputs = Inputs(
+    inputs = DocumentInputs(
         model=model,
         corpus=corpus,
         sparsity=sparsity,
@@ -159,7 +159,7 @@ def _check_room(target: Path, needed_bytes: int) -> None:
         )
 
 
-def _write(folder: Path, target: Path, inputs: Inputs, draft: Path | None) -> Package:
+def _write(folder: Path, target: Path, inputs: DocumentInputs, draft: Path | None) -> Package:
     written = Written(folder)
     orders = join_orders(inputs.order)
     page_crc32c = PageChecksums(inputs.layout.page_bytes)
@@ -198,7 +198,7 @@ def _copy(file: Path, written: Written, name: str) -> None:
             copy.write(block)
 
 
-def _write_tensors(written: Written, inputs: Inputs) -> None:
+def _write_tensors(written: Written, inputs: DocumentInputs) -> None:
     with written.new(RESIDENT_FILE) as file:
         write_tensors(file, resident_to_write(inputs.codes))
     if inputs.predictors:
@@ -206,7 +206,7 @@ def _write_tensors(written: Written, inputs: Inputs) -> None:
             write_tensors(file, predictors_to_write(inputs.predictors))
 
 
-def make_manifest(inputs: Inputs, written: Written, digests: dict[str, str]) -> Manifest:
+def make_manifest(inputs: DocumentInputs, written: Written, digests: dict[str, str]) -> Manifest:
     model, layout, format_name = inputs.model, inputs.layout, inputs.sparsity.format
     families = tuple(
         FamilyFormat(

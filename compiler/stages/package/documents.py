@@ -45,7 +45,7 @@ PROVENANCE_FILE = "provenance/build.json"
 
 
 @dataclass(frozen=True)
-class Inputs:
+class DocumentInputs:
     model: Model
     corpus: Corpus
     sparsity: Sparsity
@@ -60,7 +60,7 @@ class Inputs:
     """None where the method was given."""
 
 
-def input_digests(inputs: Inputs) -> dict[str, str]:
+def input_digests(inputs: DocumentInputs) -> dict[str, str]:
     """Returns digests by content: the records' own files are not hashed, because they hold paths."""
     found = {"text": inputs.corpus.text_sha256, "weights": inputs.model.weights_sha256}
     for blocks in inputs.corpus.splits:
@@ -81,7 +81,7 @@ def _without_paths(sparsity: Sparsity) -> dict[str, Any]:
     return sparsity.model_dump(mode="json", exclude={"arrays": True, "ladder": {"__all__": {"arrays"}}})
 
 
-def write_documents(written: Written, inputs: Inputs, digests: dict[str, str]) -> None:
+def write_documents(written: Written, inputs: DocumentInputs, digests: dict[str, str]) -> None:
     """Writes tokenizer, licences, curves, experts, provenance, README.md; flash.img and resident.safetensors exist."""
     _copy_from_model(written, inputs.model)
     if inputs.curves is not None:
@@ -114,7 +114,7 @@ def _content(model: Model, file: SourceFile) -> bytes:
     return checked_file(Path(model.folder) / file.name, file.sha256, record_of(model)).read_bytes()
 
 
-def _provenance(inputs: Inputs, digests: dict[str, str]) -> dict[str, object]:
+def _provenance(inputs: DocumentInputs, digests: dict[str, str]) -> dict[str, object]:
     entries = [entry for part in inputs.order for entry in part.entries]
     placement = inputs.placement
     return {
@@ -148,7 +148,7 @@ def _provenance(inputs: Inputs, digests: dict[str, str]) -> dict[str, object]:
     }
 
 
-def _card(written: Written, inputs: Inputs) -> str:
+def _card(written: Written, inputs: DocumentInputs) -> str:
     plan = inputs.plans.largest_plan
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
@@ -180,7 +180,7 @@ def _cell(value: Any) -> Any:
     return printable(value).replace("|", "\\|").replace("<", "&lt;") if type(value) is str else value
 
 
-def _used(inputs: Inputs) -> Iterator[tuple[str, list[float]]]:
+def _used(inputs: DocumentInputs) -> Iterator[tuple[str, list[float]]]:
     """Yields the used share of each family's units by layer; predictors choose more than the active units."""
     for entry in inputs.sparsity.densities:
         predicted = [layer.predicted_density for layer in inputs.predictors]

@@ -57,7 +57,7 @@ from coldpress.compiler.stages.place._program import (
     units_of,
     value_of,
 )
-from coldpress.runtime.cache import CachePolicy, Known, make
+from coldpress.runtime.cache import CacheFacts, CachePolicy, make
 from coldpress.runtime.extents import span_bytes
 from coldpress.runtime.plan.budget import Claim, cache_slots
 from coldpress.runtime.plugins import load_class
@@ -269,7 +269,7 @@ def replay(
         group = problem.groups[number]
         size = group.units.size
         cache = make(
-            sparsity.cache, sparsity.cache_options, Known(size, slots[number], pinned[number], np.arange(size))
+            sparsity.cache, sparsity.cache_options, CacheFacts(size, slots[number], pinned[number], np.arange(size))
         )
         total += _flash_seconds(cache, _reading(group, sparsity, device), trace) / trace.num_measured
     return total * len(problem.groups) / len(traces)
@@ -290,7 +290,7 @@ def whole_layers_seconds(
         for trace in of_family:
             group = groups[trace.layer, family]
             size = group.units.size
-            nothing = make("static", {}, Known(size, 0, np.zeros(0, np.int64), np.arange(size)))
+            nothing = make("static", {}, CacheFacts(size, 0, np.zeros(0, np.int64), np.arange(size)))
             seconds = _flash_seconds(nothing, _reading(group, sparsity, device), trace) / trace.num_measured
             total += seconds * num_read / len(of_family)
     return total

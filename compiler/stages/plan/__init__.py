@@ -26,7 +26,7 @@ from coldpress.compiler.stages.plan._division import (
     spared_bytes,
     with_pins,
 )
-from coldpress.compiler.stages.plan._search import Found, Given, Known, gap_costs, replays, search
+from coldpress.compiler.stages.plan._search import Found, Given, PlanInputs, gap_costs, replays, search
 from coldpress.runtime.drafts import NO_DRAFT
 from coldpress.runtime.plan import experts
 from coldpress.runtime.plan.budget import holds_everything
@@ -96,7 +96,7 @@ def run(
         DoesNotFitError: if resident tensors, predictors, KV cache, bookkeeping, read buffer and pinned units exceed a
             budget.
     """
-    known = Known(model, sparsity.smallest, layout.sections, device, placement, order, activations)
+    known = PlanInputs(model, sparsity.smallest, layout.sections, device, placement, order, activations)
     plans: list[Plan] = []
     choices: list[PlanChoice] = []
     for division in _divisions(config, known, sparsity.rungs, placement, predictors):
@@ -121,7 +121,7 @@ def needs(build: "Build") -> StageNeeds:
 
 def _divisions(
     config: PlanConfig,
-    known: Known,
+    known: PlanInputs,
     rungs: Sequence[Sparsity],
     placement: Placement,
     predictors: Predictors | None,
@@ -146,7 +146,7 @@ def _divisions(
 def _settled(
     config: PlanConfig,
     division: Division,
-    known: Known,
+    known: PlanInputs,
     order: tuple[Order, ...],
     corpus: Corpus,
     drafter: Drafter | None,
@@ -205,7 +205,7 @@ def _in_words(ahead: Ahead, *, is_certain: bool) -> str:
     return f"{ahead.buffer_bytes} bytes are read ahead, {ahead.guess:.0%} of a guess"
 
 
-def _why_not_searched(plan: Plan, division: Division, known: Known) -> str | None:
+def _why_not_searched(plan: Plan, division: Division, known: PlanInputs) -> str | None:
     selector = load("coldpress.runtime.sparsity", Selector, plan.method)
     if holds_everything(plan, division.sections):
         return f"the whole model fits into {division.budget_bytes} bytes: no unit is read once it is loaded"
@@ -229,13 +229,13 @@ def _no_hits(plan: Plan, division: Division) -> str:
     )
 
 
-def _ahead(config: PlanConfig, division: Division, known: Known, settings: Settings) -> Ahead:
+def _ahead(config: PlanConfig, division: Division, known: PlanInputs, settings: Settings) -> Ahead:
     """Returns the preload buffer, taken from DRAM that pinned units leave, and the share of a guess that is read."""
     if division.buffers.preload:  # every token uses every unit, so that nothing is guessed
         return Ahead(division.buffers.preload, 1.0)
     if config.preload == "off":
         return NOTHING
-    run = preloading.Run(
+    run = preloading.PreloadInputs(
         known,
         division.sparsity,
         lambda ahead: division.plan(replace(settings, ahead=ahead)),

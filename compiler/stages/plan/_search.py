@@ -50,13 +50,13 @@ WARM_TOKENS = 32
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredPlan:
     token_s: float
     hit_rate: float
 
 
 @dataclass(frozen=True)
-class Known:
+class PlanInputs:
     model: Model
     recorded: Sparsity
     """The choice whose units `activations` has."""
@@ -90,7 +90,7 @@ class Known:
 class Replay:
     """Windows of held-out tokens, to measure plans of one density on."""
 
-    known: Known
+    known: PlanInputs
     sparsity: Sparsity
     windows: tuple[Window, ...]
 
@@ -98,7 +98,7 @@ class Replay:
     def _traces(self) -> tuple[Trace, ...]:
         return self.known.traces(self.sparsity, self.windows)
 
-    def measure(self, plan: Plan) -> Measured:
+    def measure(self, plan: Plan) -> MeasuredPlan:
         """Returns the cost of a token under a plan; the requests of four layers stand for those of all."""
         kept = {(trace.layer, trace.family) for trace in self._traces}
         parts = tuple(part for part in plan.parts if (part.layer, part.family) in kept)
@@ -118,7 +118,7 @@ class Replay:
             total_s += seconds.of_all_layers(setting, found) * found.num_tokens
             num_tokens += found.num_tokens
             hits, lookups = hits + found.hits, lookups + found.hits + found.misses
-        return Measured(total_s / num_tokens, hits / max(1, lookups))
+        return MeasuredPlan(total_s / num_tokens, hits / max(1, lookups))
 
 
 def filling(setting: Setting) -> list[Event]:
@@ -154,7 +154,7 @@ def as_dense_as(trace: Trace, recorded: Sparsity, wanted: Sparsity, spec: ModelS
     return replace(trace, contexts=contexts)
 
 
-def replays(known: Known, sparsity: Sparsity) -> tuple[Replay, Replay]:
+def replays(known: PlanInputs, sparsity: Sparsity) -> tuple[Replay, Replay]:
     """Returns the held-out tokens that settings are chosen on, and those that confirm them; one window alone does both.
     `known` has activations of two tokens at least."""
     assert known.activations is not None
@@ -166,7 +166,7 @@ def replays(known: Known, sparsity: Sparsity) -> tuple[Replay, Replay]:
 @dataclass
 class Found:
     settings: Settings
-    measured: Measured | None = None
+    measured: MeasuredPlan | None = None
     default_s: float | None = None
     tried: list[TriedSetting] = field(default_factory=list)
     reasons: list[str] = field(default_factory=list)

@@ -33,7 +33,7 @@ COUNTS = (1, 2, 4)
 """Numbers of drafts per pass that are compared."""
 
 
-class Replayed(NamedTuple):
+class DraftedText(NamedTuple):
     """A text of `num_tokens` as a run that drafts would write it; its first token is the prompt."""
 
     num_tokens: int
@@ -134,7 +134,7 @@ def gains(names: Sequence[str], blocks: np.ndarray, pass_s: Sequence[float]) -> 
     return found
 
 
-def replayed(draft: Draft, text: Sequence[int], draft_tokens: int) -> Replayed:
+def replayed(draft: Draft, text: Sequence[int], draft_tokens: int) -> DraftedText:
     """Returns the passes in which a run that drafts would write `text` after its first token, which is given. A pass
     proposes at most `draft_tokens`, keeps the first ones that are the text's, and adds one more
     (runtime/generate/speculation.py)."""
@@ -147,4 +147,4 @@ def replayed(draft: Draft, text: Sequence[int], draft_tokens: int) -> Replayed:
             num_right = right.index(False) if False in right else len(right)
             drafts.append(len(proposed))
             seen += text[len(seen) : len(seen) + num_right + 1]
-    return Replayed(len(text) - 1, tuple(drafts))
+    return DraftedText(len(text) - 1, tuple(drafts))

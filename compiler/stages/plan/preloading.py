@@ -18,7 +18,7 @@ import numpy as np
 from coldpress.compiler import seconds
 from coldpress.compiler.activity.held_out import Window
 from coldpress.compiler.seconds import WORTH, Key, Setting
-from coldpress.compiler.stages.plan._search import FILLING, Known, filling
+from coldpress.compiler.stages.plan._search import FILLING, PlanInputs, filling
 from coldpress.runtime.store.ahead_room import NOTHING, Ahead, Reading, buffer_bytes, guessed_families, scattered
 from coldpress.runtime.store.resident import seconds_before
 from coldpress.runtime.trace import END, FETCH, NO_IDS, PRELOAD, Event
@@ -39,8 +39,8 @@ NORMAL = NormalDist()
 
 
 @dataclass(frozen=True)
-class Run:
-    known: Known
+class PreloadInputs:
+    known: PlanInputs
     sparsity: Sparsity
     """The choice of the plan's budget."""
     plan: Callable[[Ahead], Plan]
@@ -82,7 +82,7 @@ class Run:
         }
 
 
-def fitting(run: Run, guess: float) -> Ahead:
+def fitting(run: PreloadInputs, guess: float) -> Ahead:
     """Returns the preload buffer for this share of a guess: as much as flash can read while it would be idle."""
     setting = run.setting(NOTHING)
     device = run.known.device
@@ -92,7 +92,7 @@ def fitting(run: Run, guess: float) -> Ahead:
     return Ahead(found, guess) if found else NOTHING
 
 
-def best(run: Run) -> tuple[Ahead, float]:
+def best(run: PreloadInputs) -> tuple[Ahead, float]:
     """Returns the fastest reading ahead that fits, and its token time relative to none; `NOTHING` where nothing can be
     read ahead or the quality of guesses was not measured."""
     tried = [ahead for guess in GUESSES if (ahead := fitting(run, guess)).buffer_bytes]
@@ -106,7 +106,7 @@ def best(run: Run) -> tuple[Ahead, float]:
     return found, with_s[found] / without_s if without_s else 1.0
 
 
-def chosen(run: Run) -> Ahead:
+def chosen(run: PreloadInputs) -> Ahead:
     """Returns the reading ahead for `preload=auto`: none where it does not pay."""
     found, share = best(run)
     return found if share < worth(run.sections) else NOTHING
@@ -117,7 +117,7 @@ def worth(sections: Sequence[Section]) -> float:
     return WORTH_IN_GROUPS if any(len(section.layers) > 1 for section in sections) else WORTH
 
 
-def token_s(run: Run, ahead: Ahead) -> float:
+def token_s(run: PreloadInputs, ahead: Ahead) -> float:
     setting = run.setting(ahead)
     num_tokens = next(iter(run.used.values())).shape[1]
     num_warm = max(0, min(WARM_TOKENS, num_tokens - 1))
@@ -126,7 +126,7 @@ def token_s(run: Run, ahead: Ahead) -> float:
     return seconds.token_seconds(setting, list(chain(*tokens[num_warm:])), before)
 
 
-def _token(run: Run, setting: Setting, ahead: Ahead, token: int, number: int) -> list[Event]:
+def _token(run: PreloadInputs, setting: Setting, ahead: Ahead, token: int, number: int) -> list[Event]:
     """Lists the requests of a token, the `number`th of the run, and what each layer reads ahead after its own units."""
     found: list[Event] = []
     for layer in range(run.known.model.spec.num_hidden_layers):
@@ -143,7 +143,7 @@ def _token(run: Run, setting: Setting, ahead: Ahead, token: int, number: int) ->
     return [*found, Event(END, number, 0, run.sections[0].family, NO_IDS)]
 
 
-def _guessed(run: Run, layer: int, after: Section, guess: float, token: int) -> np.ndarray:
+def _guessed(run: PreloadInputs, layer: int, after: Section, guess: float, token: int) -> np.ndarray:
     """Returns the most certain share of a layer's units, int32 ascending; which of them are right is drawn."""
     ids = np.flatnonzero(run.used[layer, after.family][:, token]).astype(np.int32)
     count = max(1, math.ceil(guess * ids.size))
@@ -157,7 +157,7 @@ def _guessed(run: Run, layer: int, after: Section, guess: float, token: int) -> 
     return np.sort(np.concatenate([drawn[is_right][:num_right], drawn[~is_right][: count - num_right]]))
 
 
-def _shared(run: Run, section: Section) -> float:
+def _shared(run: PreloadInputs, section: Section) -> float:
     """Returns the mean share of the units of a section's layers that the layer before uses too; 0 if not measured."""
     if run.known.activations is None or section.family not in guessed_families(run.sparsity.families):
         return 0.0

@@ -27,7 +27,7 @@ RIDGE = 1e-3
 
 
 @dataclass(frozen=True)
-class Part:
+class Examples:
     inputs: torch.Tensor
     """float32 [num_tokens, hidden_size]."""
     active: torch.Tensor
@@ -70,7 +70,7 @@ def _often(active: torch.Tensor) -> torch.Tensor:
 
 def split(
     inputs: np.ndarray, bits: np.ndarray, held_out_share: float, experts: np.ndarray | None = None
-) -> tuple[Part, Part, Part]:
+) -> tuple[Examples, Examples, Examples]:
     """Returns the parts to fit on, to choose by and to judge on, in the order of the text; the last two share the
     tokens that are held out, a share `held_out_share`. `inputs` are float16 [num_tokens, hidden_size], `bits` uint8
     [num_units, ceil(num_tokens / 8)], packed along tokens, `experts` bool [num_tokens, E], equally many for each
@@ -80,7 +80,7 @@ def split(
     held_out = max(2, round(num_tokens * held_out_share))
     edges = [0, num_tokens - held_out, num_tokens - held_out // 2, num_tokens]
     parts = [
-        Part(
+        Examples(
             torch.tensor(inputs[start:stop].astype(np.float32)),
             torch.tensor(np.ascontiguousarray(active[start:stop])),
             None if experts is None else torch.from_numpy(experts[start:stop]),
@@ -103,7 +103,7 @@ def _labels(bits: np.ndarray, experts: torch.Tensor) -> np.ndarray:
     return found.reshape(num_tokens, -1)
 
 
-def main_directions(part: Part, gate: torch.Tensor, count: int) -> torch.Tensor:
+def main_directions(part: Examples, gate: torch.Tensor, count: int) -> torch.Tensor:
     """Returns input directions by falling share in `gate` · x, float32 [at most count, hidden_size], each mostly
     positive: the singular vectors of the gate, float32 [num_units, hidden_size], for inputs of the covariance that
     `part` has. The first r rows span the best linear predictor of rank r."""
@@ -133,7 +133,7 @@ def _leading_basis(gate: torch.Tensor, root: torch.Tensor, count: int) -> torch.
     return basis
 
 
-def initial(rank: int, directions: torch.Tensor, part: Part, gate: torch.Tensor) -> Weights:
+def initial(rank: int, directions: torch.Tensor, part: Examples, gate: torch.Tensor) -> Weights:
     """Returns the linear predictor to start from; ranks beyond hidden_size repeat the first directions negated."""
     rows = directions[:rank]
     if rank > len(directions):
@@ -149,8 +149,8 @@ def random_gate(num_units: int, hidden_size: int, seed: int) -> torch.Tensor:
 
 def train(
     start: Weights,
-    fitted: Part,
-    chosen_by: Part,
+    fitted: Examples,
+    chosen_by: Examples,
     steps: int,
     batch_tokens: int,
     target_recall: float,
@@ -180,7 +180,7 @@ def train(
     return best
 
 
-def _positive_weight(part: Part) -> float:
+def _positive_weight(part: Examples) -> float:
     """Returns the weight of active units that balances the two classes; bounded if one of them hardly occurs."""
     density = _share(part.active)
     return min(1e4, max(1e-4, (1 - density) / max(density, 1e-9)))
@@ -202,7 +202,7 @@ class _Batches:
 
 
 def _set_gradients(
-    fc1: torch.Tensor, fc2: torch.Tensor, part: Part, batch: torch.Tensor, weight: float, dtype: torch.dtype
+    fc1: torch.Tensor, fc2: torch.Tensor, part: Examples, batch: torch.Tensor, weight: float, dtype: torch.dtype
 ) -> None:
     """Sets gradients of the mean balanced cross-entropy by hand: autograd's passes over [tokens, units] cost twice as
     much. d loss / d score = sigmoid(score) where a unit is not active, -weight · sigmoid(-score) where it is: in this
@@ -229,7 +229,7 @@ def _error(found: torch.Tensor, active: torch.Tensor, weight: float) -> torch.Te
     return found.mul_(1 - 2 * active).sigmoid_().mul_(active.mul_(-1 - weight).add_(1))
 
 
-def skewness(part: Part) -> float:
+def skewness(part: Examples) -> float:
     """Returns how well a unit's own frequency predicts whether it is active: 0 not at all, 1 fully (PowerInfer 5.1).
 
     One minus the mean entropy of the units' activity, relative to that of units with equal frequencies. A unit that is
@@ -243,7 +243,7 @@ def skewness(part: Part) -> float:
     return min(1.0, max(0.0, 1 - float((weights * entropy).sum() / total / even))) if even > 0 else 1.0
 
 
-def _frequency(part: Part) -> tuple[torch.Tensor, torch.Tensor]:
+def _frequency(part: Examples) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns (each unit's share of active tokens among those that may use it, the number of those), float64
     [num_units]; skips experts that no token uses."""
     if part.experts is None:
@@ -257,7 +257,7 @@ def _frequency(part: Part) -> tuple[torch.Tensor, torch.Tensor]:
     return frequency, uses.repeat_interleave(each.shape[2])
 
 
-def limit_threshold(weights: Weights, part: Part, density: float) -> float:
+def limit_threshold(weights: Weights, part: Examples, density: float) -> float:
     """Returns the smallest threshold at which at most `density` of all units are predicted."""
     found = part.scores(weights).flatten()
     kept = math.floor(min(1.0, density / part.used_share) * len(found))
@@ -268,7 +268,7 @@ def limit_threshold(weights: Weights, part: Part, density: float) -> float:
     return float(torch.nextafter(left_out, torch.tensor(math.inf)))
 
 
-def choose_threshold(weights: Weights, part: Part, target_recall: float) -> float:
+def choose_threshold(weights: Weights, part: Examples, target_recall: float) -> float:
     """Returns the largest threshold with at least `target_recall`; one above every score without any active unit."""
     found = part.scores(weights)
     positive = found[part.active.bool()]
@@ -279,7 +279,7 @@ def choose_threshold(weights: Weights, part: Part, target_recall: float) -> floa
     return float(torch.kthvalue(positive, min(len(positive), missed + 1)).values)
 
 
-def quality(weights: Weights, threshold: float, part: Part) -> Quality:
+def quality(weights: Weights, threshold: float, part: Examples) -> Quality:
     """Measures predictions on `part`; recall is 1 if nothing is active, precision 1 if nothing is predicted."""
     predicted, active = part.scores(weights) >= threshold, part.active.bool()
     hits, num_predicted, num_active = int((predicted & active).sum()), int(predicted.sum()), int(active.sum())

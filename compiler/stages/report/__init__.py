@@ -16,7 +16,7 @@ from coldpress.compiler.publishing import check_verified
 from coldpress.compiler.shared_settings import SeedSetting
 from coldpress.compiler.stages.report.figures import make_metrics
 from coldpress.compiler.stages.report.page import render
-from coldpress.compiler.stages.report.page_charts import Inputs
+from coldpress.compiler.stages.report.page_charts import ChartInputs
 from coldpress.schemas.activations import Activations
 from coldpress.schemas.config import Key
 from coldpress.schemas.corpus import Corpus
@@ -74,7 +74,7 @@ def run(
     if config.llama_bench is not None:
         metrics = metrics.model_copy(update={"llama_cpp": llama_cpp_runs(Path(config.llama_bench))})
     of_weights = (activations, sparsity, placement, order, predictors)
-    inputs = Inputs(model, device, *of_weights, layout, plans, package, verification, corpus, config.seed)
+    inputs = ChartInputs(model, device, *of_weights, layout, plans, package, verification, corpus, config.seed)
     with replacing(Path(config.html)) as temporary:
         temporary.write_text(render(metrics, inputs), encoding="utf-8")
     return metrics

@@ -281,7 +281,7 @@ USES = (
 
 
 @dataclass(frozen=True)
-class Part:
+class BarPart:
     name: str
     num_bytes: int
     share: float
@@ -294,8 +294,8 @@ class Part:
 class DramBars:
     """DRAM by use: the budget's parts, and the process beside it."""
 
-    budget: tuple[Part, ...]
-    process: tuple[Part, ...]
+    budget: tuple[BarPart, ...]
+    process: tuple[BarPart, ...]
     """The budget as one part, and what the process takes beside it."""
 
     @classmethod
@@ -308,10 +308,10 @@ class DramBars:
         return sum(part.num_bytes for part in self.process)
 
 
-def _bar(sizes: dict[str, int], uses: tuple[str, ...]) -> tuple[Part, ...]:
+def _bar(sizes: dict[str, int], uses: tuple[str, ...]) -> tuple[BarPart, ...]:
     total = sum(sizes.values())
     return tuple(
-        Part(name, sizes[name], sizes[name] / total, "var(--grid)" if name == UNUSED else colour_of(number))
+        BarPart(name, sizes[name], sizes[name] / total, "var(--grid)" if name == UNUSED else colour_of(number))
         for number, name in enumerate(uses)
         if name in sizes
     )

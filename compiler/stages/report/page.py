@@ -23,7 +23,7 @@ from coldpress.compiler.stages.report.comparison import (
     time_chart,
 )
 from coldpress.compiler.stages.report.figures import FrequencyCurve, frequency_curves
-from coldpress.compiler.stages.report.page_charts import Inputs, charts_of, predictor_part
+from coldpress.compiler.stages.report.page_charts import ChartInputs, charts_of, predictor_part
 from coldpress.runtime.plugins import load
 from coldpress.runtime.quantities import show_bytes, show_number
 from coldpress.runtime.quantization._mixed import in_words
@@ -41,7 +41,7 @@ PLAN_COLUMNS = ("DRAM budget", "selector", "density", "cache", *COLUMNS[1:4], "p
 DENSE = "dense"
 
 
-def render(metrics: Metrics, inputs: Inputs) -> str:
+def render(metrics: Metrics, inputs: ChartInputs) -> str:
     curves = frequency_curves(inputs.activations, inputs.sparsity)
     return (
         environment()
@@ -109,7 +109,7 @@ def _cards(metrics: Metrics, device: DeviceProfile) -> list[tuple[str, str]]:
     ]
 
 
-def _verdicts(metrics: Metrics, inputs: Inputs) -> list[str]:
+def _verdicts(metrics: Metrics, inputs: ChartInputs) -> list[str]:
     verdict = _verdict(metrics)
     if metrics.method != DENSE and inputs.sparsity.is_whole:
         verdict = "Nothing is pruned at this budget: every token uses every unit."
@@ -207,7 +207,7 @@ def _held_against_the_source(found: Verification) -> list[tuple[str, str, str]]:
     ]
 
 
-def _measured(metrics: Metrics, inputs: Inputs) -> list[tuple[str, str, str]]:
+def _measured(metrics: Metrics, inputs: ChartInputs) -> list[tuple[str, str, str]]:
     found, layout = inputs.verification, inputs.layout
     run = found.run
     used = (run.hits + run.misses) / run.num_tokens / sum(section.num_units for section in layout.sections)
@@ -309,7 +309,7 @@ def shown(value: Any) -> Any:
     return "\n".join(map(printable, value.split("\n"))) if type(value) is str else value
 
 
-def origins(inputs: Inputs, made_by: Provenance) -> list[tuple[str, str]]:
+def origins(inputs: ChartInputs, made_by: Provenance) -> list[tuple[str, str]]:
     model, heuristics = inputs.model, {entry.heuristic for part in inputs.order for entry in part.entries}
     at = f" at {model.revision}" if model.revision else ""
     return [

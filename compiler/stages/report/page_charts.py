@@ -42,7 +42,7 @@ NUM_CURVES = 5
 
 
 @dataclass(frozen=True)
-class Inputs:
+class ChartInputs:
     model: Model
     device: DeviceProfile
     activations: Activations
@@ -58,7 +58,7 @@ class Inputs:
     seed: int
 
 
-def charts_of(inputs: Inputs, curves: tuple[FrequencyCurve, ...]) -> Iterator[Chart]:
+def charts_of(inputs: ChartInputs, curves: tuple[FrequencyCurve, ...]) -> Iterator[Chart]:
     if inputs.verification.ladder:
         yield ladder_chart(inputs.verification.ladder)
     for found in inputs.verification.drafts:
@@ -112,7 +112,7 @@ def _drafts_chart(found: PlanDrafts) -> Chart:
     return Chart("Accepted drafts by pass", svg, caption)
 
 
-def _formats_charts(inputs: Inputs) -> Iterator[Chart]:
+def _formats_charts(inputs: ChartInputs) -> Iterator[Chart]:
     """Draws the bits that each matrix of each layer has, and the losses by which they were chosen."""
     found = inputs.sparsity
     caption = "Bits of a weight, scales included, in the formats of each layer's matrices."
@@ -131,7 +131,7 @@ def _formats_charts(inputs: Inputs) -> Iterator[Chart]:
     yield Chart("Cost of rounding by layer and matrix", svg, caption)
 
 
-def _density_chart(inputs: Inputs) -> Chart:
+def _density_chart(inputs: ChartInputs) -> Chart:
     series: dict[str, dict[int, float]] = {}
     predicted = inputs.predictors.layers if inputs.predictors else ()
     for densities in inputs.sparsity.densities:
@@ -191,7 +191,7 @@ def _frequency_chart(curves: tuple[FrequencyCurve, ...]) -> Chart:
     return Chart("Activation frequency", charts.frequencies("tokens on which it is active", names), caption)
 
 
-def _experts_chart(curve: ExpertCurve, inputs: Inputs) -> Chart:
+def _experts_chart(curve: ExpertCurve, inputs: ChartInputs) -> Chart:
     series = {"last used": curve.lru_misses, "most used before": curve.static_misses}
     points = {name: dict(enumerate(misses, start=1)) for name, misses in series.items()}
     held = mean_held(inputs.plans.largest_plan, inputs.model.spec, inputs.layout.sections)
@@ -209,7 +209,7 @@ def _experts_chart(curve: ExpertCurve, inputs: Inputs) -> Chart:
     return Chart("Experts in DRAM", charts.lines("uses that read flash", points, "experts in DRAM"), f"{caption}.")
 
 
-def _order_chart(inputs: Inputs) -> Chart:
+def _order_chart(inputs: ChartInputs) -> Chart:
     entries = [entry for part in inputs.order for entry in part.entries]
     before = structural_adjacency(inputs.activations, inputs.sparsity)
     series: dict[str, dict[int, float]] = {}
@@ -283,7 +283,7 @@ class PredictorPart:
     charts: tuple[Chart, ...]
 
 
-def predictor_part(inputs: Inputs) -> PredictorPart | None:
+def predictor_part(inputs: ChartInputs) -> PredictorPart | None:
     found = inputs.predictors
     if found is None or not found.layers:
         return None
@@ -291,14 +291,14 @@ def predictor_part(inputs: Inputs) -> PredictorPart | None:
     return PredictorPart(_costs(inputs, found), PREDICTOR_COLUMNS, tuple(map(_row, found.layers)), drawn)
 
 
-def decode_share(inputs: Inputs) -> float:
+def decode_share(inputs: ChartInputs) -> float:
     run, predictors = inputs.verification.run, inputs.predictors
     token_s = run.modelled_s / run.num_tokens
     scored = scored_bytes(inputs.model.spec, predictors.layers if predictors else ())
     return dense_seconds(inputs.device, scored) / token_s
 
 
-def _costs(inputs: Inputs, found: Predictors) -> str:
+def _costs(inputs: ChartInputs, found: Predictors) -> str:
     count = sum(entry.num_parameters for entry in found.layers)
     stored = sum(entry.nbytes for entry in found.layers)
     return (

@@ -25,7 +25,7 @@ from pydantic import Field
 from coldpress.compiler.activity.calibration_pass import ComputeConfig, stream_of
 from coldpress.compiler.activity.choice import selector_arrays
 from coldpress.compiler.io import load_arrays
-from coldpress.compiler.search.by_layer import Options, Sizes, first_that_meets, path_of, scaled_effects
+from coldpress.compiler.search.by_layer import LayerOptions, Sizes, first_that_meets, path_of, scaled_effects
 from coldpress.runtime.plugins import load
 from coldpress.runtime.sparsity import Selector
 from coldpress.schemas.config import Key
@@ -136,7 +136,7 @@ def choose(
     few = tokens[: max(1, EFFECT_TOKENS // tokens.shape[1])]
     errors, changed = effects_alone(selector, stream, few, ladders, num_selected)
     options = [
-        Options(
+        LayerOptions(
             nbytes=tuple(rung.nbytes for rung in ladder.rungs),
             effect=scaled_effects(changed[layer], errors[layer].tolist()),
         )

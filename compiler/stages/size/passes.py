@@ -106,7 +106,7 @@ def effects_alone(
 
 
 @dataclass(frozen=True)
-class Mlp:
+class MeasuredMlp:
     spec: ModelSpec
     down: "Tensor"
     """The transposed down projection, of all experts, float32 [num_units, hidden_size]."""
@@ -141,15 +141,15 @@ class Mlp:
         return found
 
 
-def _mlp(stream: LayerStream, layer: int) -> Mlp:
+def _mlp(stream: LayerStream, layer: int) -> MeasuredMlp:
     spec = stream.spec
     names = [f"layers.{layer}.{name}.weight" for name in matrices("down_proj", spec)]
     parts = [torch.from_numpy(read_role(stream.model, name)).float().T for name in names]
     down = (parts[0] if len(parts) == 1 else torch.cat(parts)).to(stream.device)
-    return Mlp(spec, down, router_of(stream.model, layer))
+    return MeasuredMlp(spec, down, router_of(stream.model, layer))
 
 
-def _watching(networks: list[Network], mlp: Mlp, found: np.ndarray, first_block: int) -> BlockHooks:
+def _watching(networks: list[Network], mlp: MeasuredMlp, found: np.ndarray, first_block: int) -> BlockHooks:
     """Notes each network's squared error from `first_block` on, and lets the first one decide."""
 
     def hooks(block: int) -> Hooks:
@@ -182,7 +182,7 @@ def nll_with(
     return nll, {layer: float(found.mean()) for layer, found in cosines.items()}
 
 
-def _deciding(network: Network, mlp: Mlp, cosines: np.ndarray) -> BlockHooks:
+def _deciding(network: Network, mlp: MeasuredMlp, cosines: np.ndarray) -> BlockHooks:
     def hooks(block: int) -> Hooks:
         def change(inner: "Tensor", inputs: "Tensor", experts: "Tensor | None") -> "Tensor":
             left = torch.where(network.predicted(inputs, experts).to(inner.device), inner, 0.0)

@@ -65,7 +65,7 @@ PROMPT_TOKENS, NEW_TOKENS = 64, 64
 """Most tokens of the prompt, in which `lookup` finds what to propose, and of its continuation."""
 
 
-class Replayed:
+class ReplayedSession:
     """A session whose first tokens can be compared with simulated flash."""
 
     def __init__(self, folder: str, flash: str = DEFAULT_FLASH, plan: Plan | None = None) -> None:
@@ -122,7 +122,7 @@ def decode(
     """Decodes all blocks, int32 [num_blocks, block_tokens], each token with its own units; with `much` text only the
     first tokens one by one, in one run. `plan` is None for the artifact's largest, the only one whose mechanisms are
     compared."""
-    replayed = Replayed(folder, plan=plan)
+    replayed = ReplayedSession(folder, plan=plan)
     session, lengths, adapts = replayed.session, replayed.lengths, replayed.session.plan.collapse == "adaptive"
 
     def on_logits(logits: np.ndarray) -> None:
@@ -188,9 +188,9 @@ def _at_once(session: Session, threads: int) -> int:
     return max(1, min(threads, free_dram_bytes() // (2 * session.plan.dram_budget_bytes)))
 
 
-def adapting(folder: str, blocks: np.ndarray, plan: Plan | None = None) -> Replayed:
+def adapting(folder: str, blocks: np.ndarray, plan: Plan | None = None) -> ReplayedSession:
     """Runs a plan that adapts to the cost of reads, in modelled seconds, since measured ones never repeat."""
-    replayed = Replayed(folder, flash="simulated", plan=plan)
+    replayed = ReplayedSession(folder, flash="simulated", plan=plan)
     replayed.session.perplexity(first_of(blocks, replayed.max_tokens), sparse=True, on_logits=replayed)
     return replayed
 

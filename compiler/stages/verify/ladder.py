@@ -36,7 +36,7 @@ gaps between them are read (Ripple 4 and 5)."""
 
 
 @dataclass(frozen=True)
-class Placed(ladder.Setting):
+class Placed(ladder.LadderSetting):
     ordered: bool
     """True if units lie in the artifact's order, False if in the model's own."""
     dense: DenseRun | None = None
@@ -64,7 +64,7 @@ def climb(artifact: Artifact, plan: Plan, trace: Sequence[Event], model: Model) 
     units_bytes = flash_bytes((dense_family(model.spec),), model.spec, formats_of(artifact.manifest))
     known: list[tuple[Placed, Simulated]] = []
 
-    def measure(setting: ladder.Setting) -> Simulated:
+    def measure(setting: ladder.LadderSetting) -> Simulated:
         assert isinstance(setting, Placed)
         if setting.dense is not None:
             return streamed(setting.dense, setting.flash, units_bytes)
@@ -114,7 +114,7 @@ def _steps(artifact: Artifact, plan: Plan, model: Model) -> tuple[str, Placed, l
     )
 
 
-def _sparse(setting: ladder.Setting) -> Placed:
+def _sparse(setting: ladder.LadderSetting) -> Placed:
     assert isinstance(setting, Placed)
     return replace(setting, dense=None)
 
@@ -143,7 +143,7 @@ def structural(artifact: Artifact) -> Artifact:
     return replace(artifact, tables={**artifact.tables, **orders})
 
 
-def simulated(artifact: Artifact, setting: ladder.Setting, trace: Sequence[Event]) -> Simulated:
+def simulated(artifact: Artifact, setting: ladder.LadderSetting, trace: Sequence[Event]) -> Simulated:
     """Simulates the trace's second half under this setting; returns the figures of a token."""
     plan = setting.plan
     asked = [event for event in trace if plan.preload_buffer_bytes or event.kind != PRELOAD]
@@ -154,6 +154,6 @@ def simulated(artifact: Artifact, setting: ladder.Setting, trace: Sequence[Event
     return Simulated(count / seconds, found.reads / count, found.read_bytes / count, found.hit_rate)
 
 
-def _order(before: ladder.Setting) -> ladder.Setting:
+def _order(before: ladder.LadderSetting) -> ladder.LadderSetting:
     assert isinstance(before, Placed)
     return replace(before, ordered=True)
