@@ -13,7 +13,7 @@ from coldpress.compiler.io import Workspace, load_arrays
 from coldpress.compiler.stages import ingest
 from coldpress.compiler.stages.allocate import AllocateConfig
 from coldpress.compiler.stages.allocate import run as run_stage
-from coldpress.compiler.stages.allocate._division import predictor_sizes
+from coldpress.compiler.stages.allocate._dram_shares import predictor_sizes
 from coldpress.compiler.stages.ingest import IngestConfig
 from coldpress.runtime.plugins import names
 from coldpress.runtime.sparsity import flash

@@ -9,7 +9,7 @@ from coldpress.compiler.io import Workspace
 from coldpress.compiler.quote.sources import activations_of
 from coldpress.compiler.sections import dense_bookkeeping_bytes
 from coldpress.compiler.stages.allocate import AllocateConfig, AllocationInputs
-from coldpress.compiler.stages.allocate._division import divided
+from coldpress.compiler.stages.allocate._dram_shares import divided
 from coldpress.compiler.stages.allocate._replay import Replays
 from coldpress.runtime.artifact.reader import open_artifact
 from coldpress.runtime.extents import span_bytes

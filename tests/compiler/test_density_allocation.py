@@ -18,7 +18,7 @@ from coldpress.compiler.activity.forward import LayerStream
 from coldpress.compiler.activity.layer_counts import ActivityRule
 from coldpress.compiler.io import Workspace
 from coldpress.compiler.stages import ingest
-from coldpress.compiler.stages.allocate import AllocateConfig, _division, dip, global_threshold, greedy, run, uniform
+from coldpress.compiler.stages.allocate import AllocateConfig, _dram_shares, dip, global_threshold, greedy, run, uniform
 from coldpress.compiler.stages.allocate._rules import Fit, MeasuredLosses
 from coldpress.compiler.stages.allocate._task import Key, Magnitudes, Shares
 from coldpress.compiler.stages.ingest import IngestConfig
@@ -380,12 +380,12 @@ def test_the_density_of_a_mixture_is_of_the_experts_that_a_token_uses(share: flo
         m_max=share * 1000,
         s_m=1000,
     )
-    assert _division._wanted(question) == pytest.approx(max(density, _division.MIN_DENSITY))
+    assert _dram_shares._wanted(question) == pytest.approx(max(density, _dram_shares.MIN_DENSITY))
 
 
-@pytest.mark.parametrize(("share", "density"), [(0.5, 0.5), (0.3, 1 / 3 + 2 / 3 * _division.MIN_DENSITY)])
+@pytest.mark.parametrize(("share", "density"), [(0.5, 0.5), (0.3, 1 / 3 + 2 / 3 * _dram_shares.MIN_DENSITY)])
 def test_a_budget_never_asks_for_less_than_a_selector_reaches(share: float, density: float) -> None:
     """The gate, a third of the MLP, stays in DRAM."""
     asked = {"method": "gate", "density": None, "families": ("up_down",)}
     question: Any = SimpleNamespace(**asked, spec=tiny_spec(), m_max=share * 1000, s_m=1000)
-    assert _division._wanted(question) == pytest.approx(density)
+    assert _dram_shares._wanted(question) == pytest.approx(density)

@@ -12,7 +12,7 @@ from coldpress.compiler.io import Workspace, load_record
 from coldpress.compiler.sections import make_sections
 from coldpress.compiler.stages import allocate, verify
 from coldpress.compiler.stages.allocate import AllocateConfig, AllocationInputs, Floor
-from coldpress.compiler.stages.allocate._division import divided
+from coldpress.compiler.stages.allocate._dram_shares import divided
 from coldpress.compiler.stages.export._stored import StoredModel
 from coldpress.compiler.stages.verify import VerifyConfig
 from coldpress.compiler.workflow.settings import resolve

@@ -23,7 +23,7 @@ from coldpress.compiler.quote.show import WORDS, shown
 from coldpress.compiler.quote.sources import activations_of, expert_shares, find
 from coldpress.compiler.stages import calibrate, ingest
 from coldpress.compiler.stages.allocate import AllocateConfig, AllocationInputs
-from coldpress.compiler.stages.allocate._division import divided
+from coldpress.compiler.stages.allocate._dram_shares import divided
 from coldpress.compiler.stages.allocate._replay import Replays
 from coldpress.compiler.stages.calibrate import CalibrateConfig
 from coldpress.compiler.stages.ingest import IngestConfig

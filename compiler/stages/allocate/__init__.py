@@ -2,7 +2,7 @@
 
 Reads shapes, activation statistics and the device; returns a `Sparsity` whose budget adds up to the byte. The memory
 equation is resident tensors + predictors + KV cache + bookkeeping + buffers + cache = budget (ActiveFlow 4.1, Eqs. 2
-and 8, plus the other buffers of this runtime; _division.py). The selector says where densities come from and what is
+and 8, plus the other buffers of this runtime; _dram_shares.py). The selector says where densities come from and what is
 fitted to them (runtime/sparsity). With an open method a search (compiler/search) compares selectors, densities, formats
 and caches under one quality floor (_searched.py), for each of several budgets (_budgets.py), and the record says what
 it found.
@@ -29,12 +29,12 @@ from coldpress.compiler.quality.needs import needs_of_passes
 from coldpress.compiler.shared_settings import MAX_PPL_RATIO, WHOLE
 from coldpress.compiler.stages.allocate._budgets import BudgetChoice, choices, searched_together
 from coldpress.compiler.stages.allocate._config import AllocateConfig
-from coldpress.compiler.stages.allocate._division import (
+from coldpress.compiler.stages.allocate._drafts import Drafts, without
+from coldpress.compiler.stages.allocate._dram_shares import (
     asked_budgets_of,
     divided,
     method_of,
 )
-from coldpress.compiler.stages.allocate._drafts import Drafts, without
 from coldpress.compiler.stages.allocate._finalists import completed
 from coldpress.compiler.stages.allocate._quality import Floor
 from coldpress.compiler.stages.allocate._replay import Replays, setting_of

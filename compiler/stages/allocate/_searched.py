@@ -25,8 +25,8 @@ from coldpress.compiler.kept_codes import keeping
 from coldpress.compiler.search import Candidate, Goal, Judged, Search, Space, beam, fastest_dense
 from coldpress.compiler.seconds import TokenCost
 from coldpress.compiler.stages.allocate._config import AllocateConfig
-from coldpress.compiler.stages.allocate._division import asked_budgets_of, divided
 from coldpress.compiler.stages.allocate._drafts import Drafts, without
+from coldpress.compiler.stages.allocate._dram_shares import asked_budgets_of, divided
 from coldpress.compiler.stages.allocate._quality import Floor
 from coldpress.compiler.stages.allocate._replay import Replays
 from coldpress.compiler.stages.allocate._rules import UNIFORM, AllocationInputs

@@ -18,7 +18,8 @@ from coldpress.compiler.draft_passes import MODEL
 from coldpress.compiler.io import load_arrays
 from coldpress.compiler.shared_settings import CacheSetting, DraftSetting, PinnedShareSetting
 from coldpress.compiler.stages.plan import drafting, preloading
-from coldpress.compiler.stages.plan._division import (
+from coldpress.compiler.stages.plan._search import Found, Given, PlanInputs, gap_costs, replays, search
+from coldpress.compiler.stages.plan._slot_shares import (
     Division,
     Settings,
     fixed_bytes,
@@ -26,7 +27,6 @@ from coldpress.compiler.stages.plan._division import (
     spared_bytes,
     with_pins,
 )
-from coldpress.compiler.stages.plan._search import Found, Given, PlanInputs, gap_costs, replays, search
 from coldpress.runtime.drafts import NO_DRAFT
 from coldpress.runtime.plan import experts
 from coldpress.runtime.plan.budget import holds_everything

@@ -19,7 +19,7 @@ from coldpress.compiler.activity.held_out import Context, Trace, Window, split_t
 from coldpress.compiler.candidates import AUTO, caches_for, own_cache_options
 from coldpress.compiler.cost_model import PEAK_READ_BYTES
 from coldpress.compiler.seconds import FILLING, WORTH, Key, Setting, filling_requests
-from coldpress.compiler.stages.plan._division import Division, Settings
+from coldpress.compiler.stages.plan._slot_shares import Division, Settings
 from coldpress.runtime.cache import CachePolicy, show_choice
 from coldpress.runtime.extents import span_bytes
 from coldpress.runtime.plugins import load_class
