@@ -1,4 +1,4 @@
-"""Co-activation counts are exact, however many threads make them, on a GPU, too."""
+"""Co-activation counts are exact, however many threads make them."""
 
 import numpy as np
 import pytest
@@ -6,8 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from coldpress.compiler.stages.order._coactivation import gpu_pair_counts, pair_counts
-from coldpress.schemas.errors import ColdpressError
+from coldpress.compiler.stages.order._task import pair_counts
 from tests.support.statistics import pack
 
 ACTIVE = st.tuples(st.integers(1, 33), st.integers(1, 200)).flatmap(lambda shape: arrays(bool, shape))
@@ -48,13 +47,3 @@ def test_the_greatest_count_fits(num_tokens: int, kind: type) -> None:
     found = pair_counts(pack(np.ones((3, num_tokens), bool)), num_tokens)
     assert found.dtype == kind
     assert found[0, 1] == found[1, 2] == num_tokens
-
-
-def test_a_gpu_counts_the_same_or_is_asked_for_in_vain() -> None:
-    torch = pytest.importorskip("torch")
-    active = np.random.default_rng(2).random((2100, 5000)) < 0.3  # more than GPU_TOKENS of either
-    if not torch.cuda.is_available():
-        with pytest.raises(ColdpressError, match="counting=gpu needs a CUDA device and torch finds none; use"):
-            gpu_pair_counts(pack(active), 5000)
-        return
-    assert (np.triu(gpu_pair_counts(pack(active), 5000), 1) == np.triu(pair_counts(pack(active), 5000), 1)).all()

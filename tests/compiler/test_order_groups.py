@@ -8,8 +8,7 @@ import pytest
 
 from coldpress.compiler.io import load_arrays, save_arrays
 from coldpress.compiler.stages.order import OrderConfig, run
-from coldpress.compiler.stages.order._coactivation import pair_counts
-from coldpress.compiler.stages.order._task import Heuristic, modelled
+from coldpress.compiler.stages.order._task import Heuristic, modelled, pair_counts
 from coldpress.runtime.plugins import load
 from coldpress.schemas.activations import Activations
 from coldpress.schemas.device import Flash, flash_seconds

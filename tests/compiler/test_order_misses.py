@@ -3,8 +3,7 @@
 import numpy as np
 
 from coldpress.compiler.stages.order import closest_friend, misses, ripple
-from coldpress.compiler.stages.order._coactivation import pair_counts
-from coldpress.compiler.stages.order._task import read_bits
+from coldpress.compiler.stages.order._task import pair_counts, read_bits
 from tests.support.statistics import pack, task_of, topical
 
 

@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from coldpress.compiler.stages.order._coactivation import pair_counts
+from coldpress.compiler.stages.order._task import pair_counts
 from coldpress.compiler.stages.order.ripple import join_links
 from tests.support.paths import heaviest_paths
 from tests.support.statistics import pack, topical

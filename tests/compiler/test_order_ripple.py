@@ -8,7 +8,7 @@ from hypothesis.extra.numpy import arrays
 
 from coldpress.compiler.activity.packed_bits import adjacent_share
 from coldpress.compiler.stages.order import ripple
-from coldpress.compiler.stages.order._coactivation import pair_counts
+from coldpress.compiler.stages.order._task import pair_counts
 from coldpress.compiler.stages.order.ripple import join_links
 from tests.support.statistics import pack, task_of, topical
 

@@ -17,8 +17,8 @@ from tests.support.data import ROOT
 
 RULES = ROOT / "rules"
 WITHOUT_TORCH = ("order", "place", "quantize", "layout", "plan", "package", "verify", "report", "allocate")
-TORCH_ON_REQUEST = {"order": {"_coactivation.py"}, "allocate": {"_rules.py"}}
-"""Counting on a GPU (counting=gpu); rules of density_allocation that run the model."""
+TORCH_ON_REQUEST = {"allocate": {"_rules.py"}}
+"""Rules of density_allocation that run the model."""
 
 
 def module_of(stage: str) -> Path:

@@ -16,7 +16,7 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 from pydantic import Field
@@ -65,9 +65,6 @@ class OrderConfig(Record):
         default=4096,
         description="last calibration tokens, whose cache misses are counted; other counts are of all; fewer for a "
         "quick build",
-    )
-    counting: Annotated[Literal["cpu", "gpu"], Key()] = Field(
-        default="cpu", description="where co-activation is counted; gpu for large models, where there is one"
     )
 
 
@@ -202,7 +199,6 @@ class OrderInputs:
             bits=bits[0] if len(bits) == 1 else np.concatenate(bits, axis=1),
             num_tokens=num_tokens,
             num_layers=len(group),
-            gpu=self.config.counting == "gpu",
         )
 
     def _statistics(self, layer: int, family: FamilyName) -> FamilyStatistics | None:
