@@ -30,6 +30,7 @@ from coldpress.runtime.generate.session import Session
 from coldpress.schemas.activations import Activations
 from coldpress.schemas.corpus import Corpus
 from coldpress.schemas.curves import Curves, FormatLoss, MatrixLoss
+from coldpress.schemas.errors import DoesNotFitError
 from coldpress.schemas.families import (
     BLOCKS,
     WHOLE_MLP,
@@ -271,6 +272,11 @@ def test_matrices_have_smaller_formats_where_the_file_s_own_do_not_fit(
     with monkeypatch.context() as patched:
         patched.setattr(_formats, "sensitivities", None)
         assert taken(needed - fewer_bytes) == found, "an interrupted run has left the expected losses"
+
+    with monkeypatch.context() as patched:
+        patched.setattr(_formats, "sensitivities", None)
+        with pytest.raises(DoesNotFitError):
+            taken(300_000)  # not even the smallest formats leave attention in DRAM, so none is measured
 
     read = taken(needed - 3 * fewer_bytes)
     assert {*read.layer_formats} == {"q4_k"}, "the smallest formats that keep the quality, where all must be read"

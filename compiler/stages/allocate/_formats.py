@@ -163,10 +163,13 @@ class MeasuredFormats:
         """Measures formats by matrix: those with which a whole model fits in DRAM, and, where they do not keep the
         quality or none fit, the smallest that do; tells whether any was measured."""
         most = self._floor.max_ppl_ratio
-        reading = [one for one in found if one.best is None or not one.best.holds_everything]
         is_open = self._config.format == AUTO and not math.isinf(most)
         # no module of transformers multiplies an expert's matrix alone, so their sensitivities are unknown
-        if not is_open or self._dense != BLOCKS or self._inputs.model.spec.is_mixture or not reading:
+        if not is_open or self._dense != BLOCKS or self._inputs.model.spec.is_mixture:
+            return False
+        reading = [one for one in found if one.best is None or not one.best.holds_everything]
+        reading = [one for one in reading if self._may_fit(one)]
+        if not reading:
             return False
         self._mixes = mixes = self._expected_mixes()
 
@@ -181,6 +184,14 @@ class MeasuredFormats:
             factors = (math.log(ratio) / mixes.parts[at][0] for at, ratio in lossy.items())
             self._measure_least_mix(mixes, max((1.0, *factors)))
         return True
+
+    def _may_fit(self, one: Searched) -> bool:
+        """Returns whether attention fits in DRAM with the smallest formats of all; without, it has one format."""
+        model = self._inputs.model
+        smallest = {role: {names[0]: 0.0} for role, names in formats_of_matrices(model).items()}
+        mixes = Mixes(model, smallest, self.curves.heads)
+        kept = Candidate(DENSE, mixes.formats(mixes.path[0]), None, one.space.caches[0], one.space.kv_caches[-1])
+        return one.judge(kept).refusal is None
 
     def _measure_least_mix(self, mixes: Mixes, factor: float) -> None:
         """Measures the smallest formats by matrix that should keep the quality beside their head, if layers lose
