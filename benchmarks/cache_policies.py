@@ -31,7 +31,8 @@ from benchmarks.shared.cache_figures import (
     gains,
     loaded_at_half,
 )
-from benchmarks.shared.cache_traces import CONTEXT_TOKENS, PLANTED, REAL, Trace, traces_of
+from benchmarks.shared.cache_traces import AT_DENSITIES, CONTEXT_TOKENS, PLANTED, REAL, Trace, traces_of
+from benchmarks.shared.real_models import MODELS
 from coldpress.runtime.cache import read_choice
 from coldpress.runtime.profiles.devices import load_device
 from coldpress.runtime.store.planner import MAX_READ_BYTES, Strided
@@ -109,11 +110,11 @@ def row_of(trace: Trace, used: np.ndarray, found: Replayed, device: DeviceProfil
 @dataclass(frozen=True)
 class Options:
     cases: tuple[str, ...] = option(
-        (*REAL, "planted-10%"),
+        tuple(name for name in (*REAL, *AT_DENSITIES) if name.startswith(MODELS[:2])),
         smoke=("tinystories656k",),
-        full=(*REAL, *PLANTED),
-        choices=(*REAL, *PLANTED),
-        help="models",
+        full=(*REAL, *AT_DENSITIES, *PLANTED),
+        choices=(*REAL, *AT_DENSITIES, *PLANTED),
+        help="models: two language models at three densities, further ones, or small ones and planted layers",
     )
     policies: tuple[str, ...] = option(
         POLICIES,

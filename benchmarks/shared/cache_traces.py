@@ -51,6 +51,9 @@ REAL = {
     "tinystories-mixtral-8x": MIXTURE,
     **dict.fromkeys(REAL_MODELS, TOPK),
 }
+DENSITIES = (0.1, 0.7)
+AT_DENSITIES = {f"{model} at {share:.0%}": TOPK._replace(density=share) for model in REAL_MODELS for share in DENSITIES}
+"""Language models at other densities than a half."""
 PLANTED = {"planted-3%": 0.03, "planted-10%": 0.1, "planted-50%": 0.5}
 PLANTED_UNITS, NUM_TOPICS = 14336, 64
 SPLITS = {"calibration": ("fit", slice(0, 8)), "validation": ("fit", slice(8, 12)), "test": ("test", slice(0, 4))}
@@ -77,9 +80,9 @@ def traces_of(case: str, folder: Path, num_layers: int) -> Iterator[Trace]:
         for layer in range(num_layers):
             yield _trace(case, NEURON_BYTES, planted(PLANTED[case], layer))
         return
-    known = case_of(case, folder, SPLITS)
+    known = case_of(case.partition(" at ")[0], folder, SPLITS)
     layers = np.linspace(0, known.model.spec.num_hidden_layers - 1, num_layers).round().astype(int)
-    for (_, family), masks in used_in(known, set(layers.tolist())).items():
+    for (_, family), masks in used_in(known, set(layers.tolist()), (REAL | AT_DENSITIES)[case]).items():
         yield _trace(case, UNIT_BYTES[family], masks)
 
 
@@ -90,9 +93,9 @@ def _trace(case: str, unit_bytes: int, masks: dict[str, np.ndarray]) -> Trace:
     return Trace(case, unit_bytes, order, rank, masks)
 
 
-def used_in(case: Case, layers: Collection[int]) -> dict[tuple[int, str], dict[str, np.ndarray]]:
-    """Returns the units that the selector of one of REAL picks on each split, bool [T, num_units], in some layers."""
-    method, families, density = REAL[case.name]
+def used_in(case: Case, layers: Collection[int], real: Real) -> dict[tuple[int, str], dict[str, np.ndarray]]:
+    """Returns the units that the selector picks on each split, bool [T, num_units], in some layers."""
+    method, families, density = real
     selector, spec = load("coldpress.runtime.sparsity", Selector, method), case.model.spec
     density *= spec.num_experts_per_tok / spec.num_experts
     arrays = {

@@ -57,7 +57,7 @@ def sources_of(name: str, folder: Path) -> Sequence[Source]:
     case = case_of(name, folder, SPLITS)
     other = blocks_of(private_folder(case.model), data() / "corpora" / OTHER[CORPORA[name]])["test"][:8]
     case, spec = replace(case, splits={**case.splits, "other": other}), case.model.spec
-    used = used_in(case, {spec.num_hidden_layers // 2})
+    used = used_in(case, {spec.num_hidden_layers // 2}, REAL[name])
     found = [_source(name, family, spec, masks) for (_, family), masks in used.items()]
     wide = spec.model_copy(update={"hidden_size": 4096, "intermediate_size": 14336})
     return [*found, *(replace(one, model=one.model + AS_A_7B, spec=wide) for one in found)]

@@ -30,7 +30,7 @@ def material(folder: Path, width: int) -> Material:
     model = load_hf(data() / "models" / CASE)
     spec, method = spec_of(model.config), REAL[CASE].method
     case = case_of(CASE, folder, {"calibration": SPLITS["calibration"]})
-    masks = used_in(case, range(spec.num_hidden_layers))
+    masks = used_in(case, range(spec.num_hidden_layers), REAL[CASE])
     actives = {key: of_split["calibration"].T for key, of_split in masks.items()}
     density = float(np.mean([active.mean() for active in actives.values()]))
     wide, weights = widened(spec, roles_of(model, spec), width)
