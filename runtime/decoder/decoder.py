@@ -246,7 +246,7 @@ class Decoder:
         """Appends one token sparsely and returns its logits, float32 [V]. Raises as `prefill`."""
         return self.decode_many(np.array([token]))[0]
 
-    def decode_many(self, tokens: np.ndarray, num_kept: int | None = None) -> np.ndarray:
+    def decode_many(self, tokens: np.ndarray) -> np.ndarray:
         """Appends T tokens to the first sequence in one causal pass; returns their logits, float32 [T, V].
 
         Each token uses only the units that the selector picks for it; units that several tokens use are read once. The
@@ -256,14 +256,12 @@ class Decoder:
 
         Args:
             tokens: int [T], at least one and at most PREFILL_CHUNK_TOKENS.
-            num_kept: For drafts, whose caller must call `accept` next: the cache admits only units of the first
-                `num_kept` tokens. None if no token is a draft.
 
         Raises:
             ColdpressError: as `prefill`; or if there are too many tokens, or several that would use other units
                 together than one after the other (`Selection.check_many`).
         """
-        return self._decode([tokens], [0], None if num_kept is None else [num_kept], PREFILL_CHUNK_TOKENS)
+        return self._decode([tokens], [0], None, PREFILL_CHUNK_TOKENS)
 
     def decode_each(
         self, tokens: Sequence[np.ndarray], sequences: Sequence[int], num_kept: Sequence[int] | None = None
@@ -275,7 +273,8 @@ class Decoder:
 
         Args:
             tokens: At least one token of each sequence, int; together at most FEW_TOKENS.
-            num_kept: For drafts, of each sequence as of `decode_many`.
+            num_kept: For drafts, whose caller must call `accept` next: of each sequence the cache admits only units of
+                so many first tokens. None if no token is a draft.
 
         Raises:
             ColdpressError: as `decode_many`.

@@ -194,7 +194,7 @@ def test_a_draft_that_is_taken_back_leaves_nothing(in_dram):
     decoder = Session(in_dram.path).decoder
     expected = decoded(Session(in_dram.path), TOKENS)
     decoder.begin(len(TOKENS) + 2)
-    decoder.decode_many(np.array([*TOKENS[:2], 7, 8]), num_kept=1)
+    decoder.decode_each([np.array([*TOKENS[:2], 7, 8])], [0], [1])
     decoder.accept([2], [4])
     np.testing.assert_array_equal(np.stack([decoder.decode(token) for token in TOKENS[2:]]), expected[2:])
 
