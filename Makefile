@@ -46,7 +46,7 @@ endef
 # The native core is built while installing, so its sources count.
 $(BUILDS): $(SOURCES)
 	@echo "Installing what a build needs into .venv, once: torch, transformers, snakemake and others from the package index, then the C++ core."
-	@echo "It takes 1.8 GB with torch for CPUs (UV_TORCH_BACKEND=cpu asks for it where an index serves CUDA), and 1 to 3 minutes on a fast line."
+	@echo "It takes 1.6 GB with torch for CPUs (UV_TORCH_BACKEND=cpu asks for it where an index serves CUDA), and 1 to 3 minutes on a fast line."
 	$(call install,$(WITH_SERVER))
 
 $(STAMP): $(SOURCES)
