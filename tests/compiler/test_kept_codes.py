@@ -238,14 +238,8 @@ def test_matrices_have_smaller_formats_where_the_file_s_own_do_not_fit(
     monkeypatch.setattr(_mixed, "expected_divergence", _expected(model, effects, value))
 
     def taken(budget: int) -> Sparsity:
-        config = AllocateConfig(
-            method="auto",
-            format="auto",
-            dram_budget=budget,
-            context_length=64,
-            max_ppl_ratio=1.05,
-            density_allocation="uniform",
-        )
+        settings = {"method": "auto", "format": "auto", "context_length": 64, "max_ppl_ratio": 1.05}
+        config = AllocateConfig(**settings, dram_budget=budget, density_allocation="uniform")
         work = Workspace(tmp_path / str(budget), "test")
         return allocate.run(config, model, activations, device_of(), work, corpus, curves=curves)
 
