@@ -4,112 +4,37 @@
 #include <utility>
 #include <vector>
 
+#include "cpu.h"
 #include "pool.h"
-
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
 
 namespace coldpress {
 namespace {
 
-constexpr int64_t kTileUnits = 64;  // rows that are compared with as many other rows at a time
+constexpr int64_t kTileUnits = 64;   // rows that are compared with as many other rows at a time
 constexpr int64_t kStepWords = 512;  // words of a row per step: the rows of a tile fill half of a core's cache
-constexpr int kSide = 4;             // rows of each side that stay in registers
-
-using AddCommon = void (*)(const uint64_t* const* left, const uint64_t* const* right, int64_t count, int64_t* sums);
-
-// Adds to sums[i, j] the bits that rows left[i] and right[j] have in common.
-[[gnu::always_inline]] inline void add_common(const uint64_t* const* left, const uint64_t* const* right, int64_t count,
-                                              int64_t* sums) {
-    const uint64_t *a0 = left[0], *a1 = left[1], *a2 = left[2], *a3 = left[3];
-    for (int j = 0; j < kSide; ++j) {
-        const uint64_t* b = right[j];
-        int64_t c0 = 0, c1 = 0, c2 = 0, c3 = 0;
-        for (int64_t w = 0; w < count; ++w) {
-            c0 += __builtin_popcountll(a0[w] & b[w]);
-            c1 += __builtin_popcountll(a1[w] & b[w]);
-            c2 += __builtin_popcountll(a2[w] & b[w]);
-            c3 += __builtin_popcountll(a3[w] & b[w]);
-        }
-        sums[j] += c0;
-        sums[kSide + j] += c1;
-        sums[2 * kSide + j] += c2;
-        sums[3 * kSide + j] += c3;
-    }
-}
-
-void add_common_portable(const uint64_t* const* left, const uint64_t* const* right, int64_t count, int64_t* sums) {
-    add_common(left, right, count, sums);
-}
-
-#if defined(__x86_64__)
-// Looks up the bits of four at a time.
-[[gnu::target("avx2,popcnt")]] void add_common_avx2(const uint64_t* const* left, const uint64_t* const* right,
-                                                    int64_t count, int64_t* sums) {
-    const __m256i low = _mm256_set1_epi8(15), zero = _mm256_setzero_si256();
-    const __m256i bits = _mm256_setr_epi8(0, 1, 1, 2, 1, 2, 2, 3, 1, 2, 2, 3, 2, 3, 3, 4,  //
-                                          0, 1, 1, 2, 1, 2, 2, 3, 1, 2, 2, 3, 2, 3, 3, 4);
-    for (int j = 0; j < kSide; ++j) {
-        __m256i found[kSide] = {zero, zero, zero, zero};
-        int64_t w = 0;
-        for (; w + 4 <= count; w += 4)
-            for (int i = 0; i < kSide; ++i) {
-                const __m256i both = _mm256_and_si256(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(left[i] + w)),
-                                                      _mm256_loadu_si256(reinterpret_cast<const __m256i*>(right[j] + w)));
-                const __m256i high = _mm256_and_si256(_mm256_srli_epi16(both, 4), low);
-                const __m256i each = _mm256_add_epi8(_mm256_shuffle_epi8(bits, _mm256_and_si256(both, low)),
-                                                     _mm256_shuffle_epi8(bits, high));
-                found[i] = _mm256_add_epi64(found[i], _mm256_sad_epu8(each, zero));
-            }
-        for (int i = 0; i < kSide; ++i) {
-            int64_t lanes[4];
-            _mm256_storeu_si256(reinterpret_cast<__m256i*>(lanes), found[i]);
-            int64_t sum = lanes[0] + lanes[1] + lanes[2] + lanes[3];
-            for (int64_t rest = w; rest < count; ++rest) sum += __builtin_popcountll(left[i][rest] & right[j][rest]);
-            sums[i * kSide + j] += sum;
-        }
-    }
-}
-
-[[gnu::target("avx512f,avx512vl,avx512vpopcntdq")]] void add_common_avx512(const uint64_t* const* left,
-                                                                           const uint64_t* const* right, int64_t count,
-                                                                           int64_t* sums) {
-    add_common(left, right, count, sums);
-}
-
-AddCommon fastest() {
-    if (__builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vpopcntdq")) return add_common_avx512;
-    return __builtin_cpu_supports("avx2") ? add_common_avx2 : add_common_portable;
-}
-#else
-AddCommon fastest() { return add_common_portable; }
-#endif
 
 // Fills the cells of a tile whose rows begin at `first` and whose columns begin at `column`.
 template <typename Count>
 void count_tile(const uint64_t* words, int64_t num_units, int64_t num_words, int64_t first, int64_t column,
-                AddCommon add, Count* counts) {
+                Count* counts) {
     std::vector<int64_t> sums(kTileUnits * kTileUnits);
-    const int64_t last = num_units - 1;
-    for (int64_t start = 0; start < num_words; start += kStepWords)
-        for (int64_t i = 0; i < kTileUnits; i += kSide)
-            for (int64_t j = 0; j < kTileUnits; j += kSide) {
-                const uint64_t *left[kSide], *right[kSide];  // rows behind the last one repeat it, and are dropped
-                for (int k = 0; k < kSide; ++k) {
-                    left[k] = words + std::min(last, first + i + k) * num_words + start;
-                    right[k] = words + std::min(last, column + j + k) * num_words + start;
+    for (int64_t start = 0; start < num_words; start += kStepWords) {
+        const auto row = [&](int64_t unit) { return words + std::min(unit, num_units - 1) * num_words + start; };
+        for (int64_t i = 0; i < kTileUnits; i += kBitRows)
+            for (int64_t j = 0; j < kTileUnits; j += kBitRows) {
+                const uint64_t *left[kBitRows], *right[kBitRows];  // rows behind the last one repeat it, and are dropped
+                for (int k = 0; k < kBitRows; ++k) {
+                    left[k] = row(first + i + k);
+                    right[k] = row(column + j + k);
                 }
-                add(left, right, std::min(kStepWords, num_words - start),
-                    &sums[(i / kSide * (kTileUnits / kSide) + j / kSide) * kSide * kSide]);
+                kernels().add_common_bits(left, right, std::min(kStepWords, num_words - start),
+                                          &sums[static_cast<size_t>(i * kTileUnits + j)], kTileUnits);
             }
+    }
     for (int64_t i = first; i < std::min(num_units, first + kTileUnits); ++i)
-        for (int64_t j = std::max(column, i + 1); j < std::min(num_units, column + kTileUnits); ++j) {
-            const int64_t row = i - first, place = j - column;
-            const int64_t block = row / kSide * (kTileUnits / kSide) + place / kSide;
+        for (int64_t j = std::max(column, i + 1); j < std::min(num_units, column + kTileUnits); ++j)
             counts[i * num_units + j] =
-                static_cast<Count>(sums[static_cast<size_t>(block * kSide * kSide + row % kSide * kSide + place % kSide)]);
-        }
+                static_cast<Count>(sums[static_cast<size_t>((i - first) * kTileUnits + j - column)]);
 }
 
 // Units that are linked to at most two others each, without a ring.
@@ -199,10 +124,9 @@ class Pairs {
 template <typename Count>
 void count_pairs(const uint64_t* words, int64_t num_units, int64_t num_words, Count* counts, int threads) {
     const int64_t tiles = (num_units + kTileUnits - 1) / kTileUnits;
-    const AddCommon add = fastest();
     compute_pool().run(tiles, threads, [=](int64_t tile) {
         for (int64_t column = tile; column < tiles; ++column)
-            count_tile(words, num_units, num_words, tile * kTileUnits, column * kTileUnits, add, counts);
+            count_tile(words, num_units, num_words, tile * kTileUnits, column * kTileUnits, counts);
     });
 }
 

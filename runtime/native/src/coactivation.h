@@ -9,9 +9,9 @@ namespace coldpress {
 template <typename Count>
 void count_pairs(const uint64_t* words, int64_t num_units, int64_t num_words, Count* counts, int threads);
 
-// Ripple's Algorithm 1 (4.3): the nearest two links are joined until one path holds `num_ordered` of the units, ascending
-// ids. Pairs are taken by falling count, then i, then j < num_units, of which counts [num_units, num_units] has i < j. At
-// most `run_pairs` pairs are sorted at a time, which bounds memory and changes nothing.
+// Ripple's Algorithm 1 (4.3): joins the nearest two links until one path holds the `num_ordered` units in `units`, which
+// are ascending ids. It takes pairs by falling count, then by i, then by j; only cells i < j of counts [num_units,
+// num_units] are read. It sorts at most `run_pairs` pairs at a time: this bounds memory and does not change the path.
 template <typename Count>
 void join_links(const Count* counts, int64_t num_units, const int32_t* units, int64_t num_ordered, int64_t run_pairs,
                 int32_t* order);

@@ -38,6 +38,8 @@ constexpr int64_t padded_values(int64_t length) {
     return (length + chunk - 1) / chunk * chunk;
 }
 
+constexpr int kBitRows = 4;  // rows of bits that are compared with as many others at a time
+
 struct Kernels {
     const char* name;
     // out[i] = dot(row i, x)
@@ -67,6 +69,9 @@ struct Kernels {
     void (*multiply)(const float* a, int64_t count, const float* b, int64_t depth, float* c, int64_t c_stride);
     // out[b * stride .. + 32) = block b of the row; values behind the row's end are the format's padding
     void (*decode_panels)(Format, const uint8_t* row, int64_t length, int64_t stride, float* out);
+    // sums[i * stride + j] += the bits that `count` words of left[i] and right[j] have in common, for i, j < kBitRows
+    void (*add_common_bits)(const uint64_t* const* left, const uint64_t* const* right, int64_t count, int64_t* sums,
+                            int64_t stride);
 };
 
 extern const Kernels kPortableKernels;

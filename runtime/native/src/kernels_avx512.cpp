@@ -7,8 +7,9 @@
 #include "kernels_activations.h"
 #include "kernels_tokens.h"
 #include "kernels_matrix.h"
+#include "kernels_bits.h"
 
 namespace coldpress {
 const Kernels kAvx512Kernels{"avx512", dot, axpy, round_blocks, dot_rounded, decode, exp_sum, activate,
-                               dot_tokens, axpy_tokens, multiply, decode_panels};
+                               dot_tokens, axpy_tokens, multiply, decode_panels, add_common_bits};
 }
