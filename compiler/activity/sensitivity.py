@@ -20,8 +20,8 @@ from coldpress.compiler.activity.rounded import Variation
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-SENSITIVITY_TOKENS = 1024
-"""Most tokens, in whole blocks; 2,048 gave formats that were no better (docs/experiments/quantization.md)."""
+SENSITIVITY_TOKENS = 512
+"""Most tokens, in whole blocks; 2,048 gave formats that were no better (docs/experiments/product.md)."""
 Sums = dict[str, "tuple[Tensor, Tensor]"]
 """Linear module of a layer -> sums over tokens for its outputs [m] and its inputs [n]."""
 

@@ -5,7 +5,7 @@ Blocks of text are few; fewer than eight are cut into as many parts, over which 
 
 import hashlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -43,6 +43,9 @@ LEAST_PARTS = 8
 """Parts of a text that a standard error is taken over: that of two blocks is often a quarter of what it should be."""
 
 
+Hidden = Callable[[np.ndarray, "Tensor"], "Tensor"]
+"""Returns a changed model's hidden states after the last layer from token blocks and the whole model's hidden states,
+both [num_blocks, T, hidden_size] but for the tokens, int [num_blocks, T]."""
 NO_LOSS = {"mean_kld": 0.0, "mean_kld_error": 0.0, "p999_kld": 0.0, "ppl_ratio": 1.0, "ppl_ratio_error": 0.0}
 """The loss of a model whose matrices keep the source's codes."""
 
@@ -62,20 +65,36 @@ class Passes:
     work: Workspace
     steps: Steps
     rounding: Rounding
+    begun: "Passes | None" = None
+    """Passes over the first blocks of the text, which need not run again."""
 
     def extended(self, tokens: np.ndarray, work: Workspace) -> "Passes":
-        """Returns passes over a text, int [num_blocks, T], that begins with the blocks of this one."""
+        """Returns passes over a text, int [num_blocks, T], that begins with the blocks of this one; not for variants
+        that depend on earlier blocks, such as those with a cache in the loop."""
         import torch
 
         rest = self.stream.last_hidden(tokens[len(self.tokens) :])
-        return replace(self, tokens=tokens, whole=torch.cat([self.whole, rest]), work=work)
+        return replace(self, tokens=tokens, whole=torch.cat([self.whole, rest]), work=work, begun=self)
 
-    def differences(self, title: str, hidden: "Callable[[], Tensor]", head: LayerStream | None = None) -> Differences:
+    def differences(self, title: str, hidden: "Hidden", head: LayerStream | None = None) -> Differences:
         """Returns what a pass measured, with the source's head or another one; an interrupted run of the same inputs
         may have left it."""
-        kept = self.work.once(title, lambda: vars(compare(self.stream, self.tokens, self.whole, hidden(), head)))
+        found = self._differences(title, hidden, head)
         self.steps.add()
-        return Differences(**load_arrays(kept))
+        return found
+
+    def _differences(self, title: str, hidden: "Hidden", head: LayerStream | None) -> Differences:
+        def run() -> Mapping[str, np.ndarray]:
+            start = 0 if self.begun is None else len(self.begun.tokens)
+            rest, whole = self.tokens[start:], self.whole[start:]
+            found = vars(compare(self.stream, rest, whole, hidden(rest, whole), head))
+            if self.begun is None:
+                return found
+            first = vars(self.begun._differences(title, hidden, head))
+            blocks = {name: -1 if name == "kld_sums" else -2 for name in found}
+            return {name: np.concatenate([first[name], found[name]], axis=blocks[name]) for name in found}
+
+        return Differences(**load_arrays(self.work.once(title, run)))
 
     def curve(
         self,
@@ -92,9 +111,9 @@ class Passes:
         spec = self.stream.spec
         at = [density for density in reached(along, options, spec) if densities is None or density in densities]
 
-        def hidden() -> "Tensor":
+        def hidden(tokens: np.ndarray, _: "Tensor") -> "Tensor":
             found = variants(along, options, self.stream.model, activations, at, as_large, in_cache=in_cache)
-            return last_hidden(self.stream, self.tokens, list(found))
+            return last_hidden(self.stream, tokens, list(found))
 
         found = self.differences(self._title(along, at, in_cache), hidden)
         points = tuple(Point(density=density, **loss_of(found, number)) for number, density in enumerate(at))
@@ -126,7 +145,7 @@ class Passes:
         return f"curve-{along.title}-at-{at}" + ("" if in_cache else "-without-cache")
 
     def loss(self, title: str, changed: Callable[[], Rounded | RoundedKeys]) -> dict[str, Any]:
-        return self._lost(title, self.differences(title, lambda: changed().last_hidden(self.tokens)))
+        return self._lost(title, self.differences(title, lambda tokens, _: changed().last_hidden(tokens)))
 
     def _lost(self, title: str, found: Differences) -> dict[str, Any]:
         loss = loss_of(found, 0)
@@ -153,14 +172,14 @@ class Passes:
             self.steps.add()
             return HeadLoss(format=name, **NO_LOSS)
         is_tied = self.stream.spec.tie_word_embeddings
-        found = self.differences(title, lambda: head.last_hidden(self.tokens) if is_tied else self.whole, head)
+        found = self.differences(title, lambda tokens, whole: head.last_hidden(tokens) if is_tied else whole, head)
         return HeadLoss(format=name, **self._lost(title, found))
 
     def kv_cache(self, kind: KvCacheFormat) -> KvCacheLoss:
         return KvCacheLoss(kv_cache=kind, **self.loss(f"kv-cache-{kind}", lambda: RoundedKeys(self.stream, kind)))
 
     def routing(self, along: AlongStrengths) -> RoutingCurve:
-        found = self.differences(f"routing-{along.title}", lambda: along.last_hidden(self.stream, self.tokens))
+        found = self.differences(f"routing-{along.title}", lambda tokens, _: along.last_hidden(self.stream, tokens))
         points = tuple(RoutedPoint(strength=at, **loss_of(found, number)) for number, at in enumerate(STRENGTHS))
         self._tell(along.title, ((point.strength, point.ppl_ratio) for point in points))
         return RoutingCurve(**along._asdict(), points=points)

@@ -71,6 +71,31 @@ def test_it_loses_what_its_rounded_rows_lose(tmp_path: Path, tied: bool) -> None
     assert found.mean_kld > 1e-5, "rounding shows"
 
 
+@pytest.mark.parametrize("tied", [False, True])
+def test_more_text_is_measured_from_where_less_ended(tmp_path: Path, tied: bool) -> None:
+    write_model(tmp_path / "model", num_hidden_layers=2, overrides={"tie_word_embeddings": tied})
+    model = ingest.run(IngestConfig(model=str(tmp_path / "model")), Workspace(tmp_path / "ingest", "test"))
+    stream, steps = LayerStream(model), Steps("test", 1, "passes")
+
+    def passes(name: str, tokens: np.ndarray) -> Passes:
+        whole, work = stream.last_hidden(tokens), Workspace(tmp_path / name, "test")
+        return Passes("test", stream, tokens, whole, work, steps, NEAREST)
+
+    tokens = np.random.default_rng(4).integers(0, 384, (5, 32)).astype(np.int32)
+    at_once, begun = passes("at-once", tokens), passes("begun", tokens[:2])
+    extended = begun.extended(tokens, Workspace(tmp_path / "extended", "test"))
+    assert extended.head(NARROW) == at_once.head(NARROW) != begun.head(NARROW)
+    assert extended.format(NARROW, "neuron") == at_once.format(NARROW, "neuron") != begun.format(NARROW, "neuron")
+    assert extended.kv_cache("int8") == at_once.kv_cache("int8") != begun.kv_cache("int8")
+    asked = list[np.ndarray]()
+    extended.differences("rest", lambda own, whole: (asked.append(own), whole)[1])
+    assert [len(own) for own in asked] == [3, 2]
+    begun.differences("known", lambda own, whole: whole)
+    asked.clear()
+    extended.differences("known", lambda own, whole: (asked.append(own), whole)[1])
+    assert [len(own) for own in asked] == [3], "the first blocks are not run again"
+
+
 # When it is taken
 
 

@@ -29,12 +29,13 @@ from coldpress.compiler.stages.report import figures, page_charts
 from coldpress.runtime.generate.session import Session
 from coldpress.schemas.activations import Activations
 from coldpress.schemas.corpus import Corpus
-from coldpress.schemas.curves import Curves, FormatLoss, MatrixLoss
+from coldpress.schemas.curves import Curves, FormatLoss, HeadLoss, MatrixLoss
 from coldpress.schemas.errors import DoesNotFitError
 from coldpress.schemas.families import (
     BLOCKS,
     WHOLE_MLP,
     FamilyName,
+    FormatName,
     Formats,
     LayerFormats,
     kept_of,
@@ -279,12 +280,14 @@ def test_matrices_have_smaller_formats_where_the_file_s_own_do_not_fit(
     assert read.tried[0].ppl_ratio == pytest.approx(1.02)
 
 
-def test_formats_by_matrix_are_finer_where_more_is_lost_than_was_expected(
-    explored: tuple[Model, Corpus, Activations, Curves], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def mixed(
+    explored: tuple[Model, Corpus, Activations, Curves], folder: Path, patch: pytest.MonkeyPatch, scale: float
+) -> tuple[Sparsity, list[tuple[int, ...]]]:
+    """Allocates where three layers may be in q4_k, and lose `scale` times what is expected; returns which were asked
+    for, too."""
     model, corpus, activations, curves = explored
     for module in (_finalists, allocate._searched):
-        monkeypatch.setattr(module, "candidates", lambda *_: ("dense", "topk"))
+        patch.setattr(module, "candidates", lambda *_: ("dense", "topk"))
     effects = np.zeros(LAYERS)
     effects[list(FINE)] = 0.005, 0.01, 0.03
     asked, measured = list[tuple[int, ...]](), Passes.format
@@ -293,19 +296,40 @@ def test_formats_by_matrix_are_finer_where_more_is_lost_than_was_expected(
         names = layer_formats(formats)
         small = tuple(layer for layer in FINE if names and names[layer] == "q4_k")
         asked.append(small)
-        lost = 2.5 * float(sum(effects[list(small)])) if names else 1.0
+        lost = scale * float(sum(effects[list(small)])) if names else 1.0
         update = {"ppl_ratio": float(np.exp(lost)), "ppl_ratio_error": 0.0, "mean_kld": lost}
         return measured(passes, formats, *families).model_copy(update=update)
 
-    monkeypatch.setattr(Passes, "format", lossy)
-    monkeypatch.setattr(_formats, "head_formats_of", lambda _: ())
-    monkeypatch.setattr(_mixed, "expected_divergence", _expected(model, effects, "layers.7.v_proj.weight"))
+    patch.setattr(Passes, "format", lossy)
+    patch.setattr(_mixed, "expected_divergence", _expected(model, effects, "layers.7.v_proj.weight"))
     settings = {"method": "auto", "format": "auto", "context_length": 64, "max_ppl_ratio": 1.05}
     config = AllocateConfig(**settings, dram_budget=2_600_000, density_allocation="uniform")
-    work = Workspace(tmp_path, "test")
-    found = allocate.run(config, model, activations, device_of(), work, corpus, curves=curves)
-    assert asked[:2] == [FINE, FINE[:2]]
-    assert [layer for layer in FINE if found.layer_formats[layer] == "q4_k"] == list(FINE[:2])
+    found = allocate.run(config, model, activations, device_of(), Workspace(folder, "test"), corpus, curves=curves)
+    return found, asked
+
+
+def test_formats_by_matrix_are_finer_where_more_is_lost_than_was_expected(
+    explored: tuple[Model, Corpus, Activations, Curves], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_formats, "head_formats_of", lambda _: ())
+    found, asked = mixed(explored, tmp_path, monkeypatch, scale=3.5)
+    assert asked[:2] == [FINE[:2], FINE[:1]]
+    assert [layer for layer in FINE if found.layer_formats[layer] == "q4_k"] == list(FINE[:1])
+
+
+def test_formats_by_matrix_keep_the_quality_beside_their_head(
+    explored: tuple[Model, Corpus, Activations, Curves], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured = Passes.head
+
+    def lossy(passes: Passes, name: FormatName) -> HeadLoss:
+        update = {"ppl_ratio": 1.04, "ppl_ratio_error": 0.0, "mean_kld": 0.001}
+        return measured(passes, name).model_copy(update=update)
+
+    monkeypatch.setattr(Passes, "head", lossy)
+    monkeypatch.setattr(_formats, "head_formats_of", lambda _: ("q3_k",))
+    _, asked = mixed(explored, tmp_path, monkeypatch, scale=1.0)
+    assert asked[:2] == [FINE[:2], FINE[:1]]
 
 
 def test_a_dense_build_without_a_format_has_the_file_s(

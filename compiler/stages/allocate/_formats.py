@@ -58,8 +58,10 @@ OwnLoss = HeadLoss | KvCacheLoss
 HOPEFUL = 1.5
 """Expected divergence, over the logarithm of max_ppl_ratio, up to which formats are worth a measurement."""
 LEAST_TRIES = 3
-"""Measurements of the smallest formats by matrix that keep the quality: what was expected of SmolLM2-135M's layers is a
-fifth too low, of Qwen2.5-Coder-0.5B's a third."""
+"""Measurements of the smallest formats by matrix that keep the quality."""
+LEAST_FACTOR = 1.25
+"""The least factor of layers' expected divergence: it is a fifth to a third too low, without the standard error that is
+added to what is measured."""
 ERRORS = 2.0
 """Standard errors by which a coarse measurement may be wrong."""
 
@@ -140,9 +142,8 @@ class MeasuredFormats:
         most = max(self._left_by_layers)
         for name in names:
             self._steps.expect(1)
-            loss = self._passes.asked.head(name)
-            self._sure_own[_name(loss)] = self._passes.asked_tokens.size
-            if loss.ppl_ratio > most:
+            loss = self._passes.few.head(name)
+            if loss.ppl_ratio - ERRORS * error_of(loss) > most:
                 break  # smaller formats lose more
             self._add(heads=(loss,))
         return True
@@ -182,7 +183,7 @@ class MeasuredFormats:
         lossy = {at: ratio for at, ratio in measured.items() if ratio > most}
         if len(hopeful) < len({*places}) or lossy:
             factors = (math.log(ratio) / mixes.parts[at][0] for at, ratio in lossy.items())
-            self._measure_least_mix(mixes, max((1.0, *factors)))
+            self._measure_least_mix(mixes, max((LEAST_FACTOR, *factors)))
         return True
 
     def _may_fit(self, one: Searched) -> bool:
@@ -199,25 +200,39 @@ class MeasuredFormats:
         most = math.log(self._floor.max_ppl_ratio)
         for _ in range(LEAST_TRIES):
             at = mixes.first_within(most, factor)
-            layers, head = mixes.parts[at]
-            lost = math.log(self._measured_mix(mixes, at))
-            if lost + head <= most or not layers:
+            formats, (layers, head) = mixes.formats(mixes.path[at]), mixes.parts[at]
+            name = self._measure_mix(mixes, at)
+            self._settle_head(formats)
+            if self._is_good(formats) or not layers:
                 return
-            factor = lost / layers
+            if self._floor_now.format_ratio(formats) <= self._floor.max_ppl_ratio:  # its error is what is too large
+                self._remeasure(lambda loss, name=name: loss.format == name, self._passes.all_tokens, (self._dense,))
+            if self._is_good(formats):
+                return
+            factor = (math.log(self._most_ratio(formats)) - head) / layers
+
+    def _settle_head(self, formats: Formats) -> None:
+        """Measures the head of formats on more tokens than few."""
+        head, tokens = head_of(formats), self._passes.asked_tokens
+        names = set() if head is None else {head.format}
+        heads = [self._closer(known, tokens) if known.format in names else known for known in self.curves.heads]
+        self.curves = self.curves.model_copy(update={"heads": tuple(heads)})
 
     def _measured_mix(self, mixes: Mixes, at: int) -> float:
         """Returns the perplexity ratio of formats by matrix with one standard error added."""
-        formats = mixes.layers(mixes.path[at])
-        layers = of_layers(formats)
-        if self.curves.format_loss(layers, self._dense) is None:
-            is_near = mixes.lost[at] > math.log(self._floor.max_ppl_ratio) / 2  # fewer tokens would leave it open
-            passes = self._passes.on(self._passes.all_tokens if is_near else self._passes.asked_tokens)
+        name = self._measure_mix(mixes, at)
+        self._settle(name)
+        return self._most_ratio(name)
+
+    def _measure_mix(self, mixes: Mixes, at: int) -> LayerFormats:
+        formats, passes = mixes.layers(mixes.path[at]), self._passes.asked
+        name = of_layers(formats)
+        if self.curves.format_loss(name, self._dense) is None:
             self._steps.expect(1)
             loss = passes.format(formats, self._dense)
             self._add(formats=(loss.model_copy(update={"expected": mixes.losses(mixes.path[at])}),))
-            self._sure[layers, (self._dense,)] = passes.tokens.size
-            self._settle(layers)
-        return self._most_ratio(layers)
+            self._sure[name, (self._dense,)] = passes.tokens.size
+        return name
 
     def _expected_mixes(self) -> Mixes:
         """Returns formats by matrix with expected losses, which an interrupted run may have left."""
@@ -345,11 +360,15 @@ class MeasuredFormats:
     def _tokens_of(self, loss: OwnLoss) -> int:
         return self._sure_own.get(_name(loss), self._passes.few_tokens.size)
 
-    def _is_good(self, name: LayerFormats) -> bool:
+    def _is_good(self, name: Formats) -> bool:
         return self._most_ratio(name) <= self._floor.max_ppl_ratio
 
-    def _most_ratio(self, name: LayerFormats) -> float:
-        return replace(self._floor, curves=self.curves).most_format_ratio(name)
+    def _most_ratio(self, name: Formats) -> float:
+        return self._floor_now.most_format_ratio(name)
+
+    @property
+    def _floor_now(self) -> Floor:
+        return replace(self._floor, curves=self.curves)
 
     def _add(self, **found: tuple[Any, ...]) -> None:
         self.curves = self.curves.model_copy(
