@@ -14,9 +14,10 @@ import pytest
 # and they spin as they wait. Jobs are told by their rule.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+from tests.support.cpus import cpu
 from tests.support.workflow import built, edited, server, tree, workflow
 
-__all__ = ["built", "edited", "server", "tree", "workflow"]
+__all__ = ["built", "cpu", "edited", "server", "tree", "workflow"]
 
 TIME_LIMIT_S = 1800
 """Of each test with its fixtures, for one that never ends: on a busy machine a build takes many times as long.

@@ -29,12 +29,15 @@ class Variant:
 class Differences:
     kld: np.ndarray
     """float64 [num_variants, num_blocks, T], nats: Kullback-Leibler divergence of next-token distributions."""
-    kld_sums: np.ndarray
-    """float64 [num_variants, num_blocks], the sums over tokens."""
     nll: np.ndarray
     """float64 [num_variants, num_blocks, T - 1], nats: negative log likelihood of each token but the first."""
     whole_nll: np.ndarray
     """float64 [num_blocks, T - 1], that of the whole model."""
+
+    @property
+    def kld_sums(self) -> np.ndarray:
+        """float64 [num_variants, num_blocks], the sums over tokens."""
+        return self.kld.sum(axis=-1)
 
 
 def last_hidden(stream: LayerStream, tokens: np.ndarray, variants: Sequence[Variant]) -> "Tensor":
@@ -85,7 +88,7 @@ def compare(
     for number, own in enumerate(of_variants):
         nll[number] = own.nll
         kld[number] = (weighted[number] / sums.exponentials + own.log - sums.log).numpy()
-    return Differences(kld, kld.sum(axis=-1), nll, sums.nll)
+    return Differences(kld, nll, sums.nll)
 
 
 @dataclass(frozen=True)

@@ -44,8 +44,8 @@ LEAST_PARTS = 8
 
 
 Hidden = Callable[[np.ndarray, "Tensor"], "Tensor"]
-"""Returns a changed model's hidden states after the last layer from token blocks and the whole model's hidden states,
-both [num_blocks, T, hidden_size] but for the tokens, int [num_blocks, T]."""
+"""Returns a changed model's hidden states, from tokens, int [num_blocks, T], and the whole model's hidden states. Both
+states are those after the last layer, [num_blocks, T, hidden_size]."""
 NO_LOSS = {"mean_kld": 0.0, "mean_kld_error": 0.0, "p999_kld": 0.0, "ppl_ratio": 1.0, "ppl_ratio_error": 0.0}
 """The loss of a model whose matrices keep the source's codes."""
 
@@ -76,14 +76,14 @@ class Passes:
         rest = self.stream.last_hidden(tokens[len(self.tokens) :])
         return replace(self, tokens=tokens, whole=torch.cat([self.whole, rest]), work=work, begun=self)
 
-    def differences(self, title: str, hidden: "Hidden", head: LayerStream | None = None) -> Differences:
+    def differences(self, title: str, hidden: Hidden, head: LayerStream | None = None) -> Differences:
         """Returns what a pass measured, with the source's head or another one; an interrupted run of the same inputs
         may have left it."""
         found = self._differences(title, hidden, head)
         self.steps.add()
         return found
 
-    def _differences(self, title: str, hidden: "Hidden", head: LayerStream | None) -> Differences:
+    def _differences(self, title: str, hidden: Hidden, head: LayerStream | None) -> Differences:
         def run() -> Mapping[str, np.ndarray]:
             start = 0 if self.begun is None else len(self.begun.tokens)
             rest, whole = self.tokens[start:], self.whole[start:]
@@ -91,8 +91,7 @@ class Passes:
             if self.begun is None:
                 return found
             first = vars(self.begun._differences(title, hidden, head))
-            blocks = {name: -1 if name == "kld_sums" else -2 for name in found}
-            return {name: np.concatenate([first[name], found[name]], axis=blocks[name]) for name in found}
+            return {name: np.concatenate([first[name], found[name]], axis=-2) for name in found}
 
         return Differences(**load_arrays(self.work.once(title, run)))
 

@@ -1,7 +1,5 @@
 """Co-activation counts are exact, however many threads make them."""
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -9,7 +7,6 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from coldpress.compiler.stages.order._task import pair_counts
-from coldpress.runtime import _native
 from tests.support.statistics import pack
 
 ACTIVE = st.tuples(st.integers(1, 33), st.integers(1, 200)).flatmap(lambda shape: arrays(bool, shape))
@@ -24,15 +21,6 @@ def expected_counts(active: np.ndarray) -> np.ndarray:
 @given(active=ACTIVE)
 def test_counts_are_what_there_is(active: np.ndarray) -> None:
     assert (np.triu(pair_counts(pack(active), active.shape[1]), 1) == expected_counts(active)).all()
-
-
-@pytest.fixture(params=_native.cpus())
-def cpu(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Each instruction set of this machine in turn, in use."""
-    before = _native.cpu()
-    _native.use_cpu(request.param)
-    yield request.param
-    _native.use_cpu(before)
 
 
 @pytest.mark.usefixtures("cpu")

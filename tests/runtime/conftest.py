@@ -5,7 +5,6 @@ import shutil
 import numpy as np
 import pytest
 
-from coldpress.runtime import _native
 from tests.support.artifacts import Recipe, build_artifact
 
 
@@ -27,15 +26,6 @@ def predictor_artifact(tmp_path_factory):
     """int8, predictors: family neuron."""
     recipe = Recipe(method="predictor", format="int8_group32")
     return build_artifact(tmp_path_factory.mktemp("predictor") / "a.coldpress", recipe)
-
-
-@pytest.fixture(params=_native.cpus())
-def cpu(request):
-    """Each instruction set of this machine in turn, in use."""
-    before = _native.cpu()
-    _native.use_cpu(request.param)
-    yield request.param
-    _native.use_cpu(before)
 
 
 @pytest.fixture

@@ -49,7 +49,6 @@ from coldpress.schemas.families import (
     Formats,
     LayerFormats,
     dense_family,
-    head_of,
     of_layers,
     slice_formats,
 )
@@ -179,8 +178,10 @@ class MeasuredFormats:
 
         places = [last_that_fits(mixes.path, partial(fits, one)) for one in reading]
         hopeful = {at for at in places if at >= 0 and mixes.lost[at] <= HOPEFUL * math.log(most)}
-        measured = {at: self._measured_mix(mixes, at) for at in sorted(hopeful)}
-        lossy = {at: ratio for at, ratio in measured.items() if ratio > most}
+        names = {at: self._measure_mix(mixes, at) for at in sorted(hopeful)}
+        for name in names.values():
+            self._settle(name)
+        lossy = {at: self._most_ratio(name) for at, name in names.items() if not self._is_good(name)}
         if len(hopeful) < len({*places}) or lossy:
             factors = (math.log(ratio) / mixes.parts[at][0] for at, ratio in lossy.items())
             self._measure_least_mix(mixes, max((LEAST_FACTOR, *factors)))
@@ -202,29 +203,15 @@ class MeasuredFormats:
             at = mixes.first_within(most, factor)
             formats, (layers, head) = mixes.formats(mixes.path[at]), mixes.parts[at]
             name = self._measure_mix(mixes, at)
-            self._settle_head(formats)
-            if self._is_good(formats) or not layers:
-                return
-            if self._floor_now.format_ratio(formats) <= self._floor.max_ppl_ratio:  # its error is what is too large
+            self._measure_closer(self._floor_now.head_losses(formats), self._passes.asked_tokens)
+            if self._floor_now.format_ratio(formats) <= self._floor.max_ppl_ratio < self._most_ratio(formats):
                 self._remeasure(lambda loss, name=name: loss.format == name, self._passes.all_tokens, (self._dense,))
-            if self._is_good(formats):
+            if self._is_good(formats) or not layers:
                 return
             factor = (math.log(self._most_ratio(formats)) - head) / layers
 
-    def _settle_head(self, formats: Formats) -> None:
-        """Measures the head of formats on more tokens than few."""
-        head, tokens = head_of(formats), self._passes.asked_tokens
-        names = set() if head is None else {head.format}
-        heads = [self._closer(known, tokens) if known.format in names else known for known in self.curves.heads]
-        self.curves = self.curves.model_copy(update={"heads": tuple(heads)})
-
-    def _measured_mix(self, mixes: Mixes, at: int) -> float:
-        """Returns the perplexity ratio of formats by matrix with one standard error added."""
-        name = self._measure_mix(mixes, at)
-        self._settle(name)
-        return self._most_ratio(name)
-
     def _measure_mix(self, mixes: Mixes, at: int) -> LayerFormats:
+        """Measures formats by matrix beside the usual head, unless they were; returns those of layers."""
         formats, passes = mixes.layers(mixes.path[at]), self._passes.asked
         name = of_layers(formats)
         if self.curves.format_loss(name, self._dense) is None:
@@ -276,21 +263,24 @@ class MeasuredFormats:
         known = self.curves
         self._settle_streamed(found)
         for best in (one.best for one in found if one.best is not None):
-            head, kv_cache = head_of(best.candidate.format), best.candidate.kv_cache
             taken: list[OwnLoss] = [
-                *(loss for loss in self.curves.heads if head is not None and loss.format == head.format),
-                *(loss for loss in self.curves.kv_caches if loss.kv_cache == kv_cache),
+                *self._floor_now.head_losses(best.candidate.format),
+                *(loss for loss in self.curves.kv_caches if loss.kv_cache == best.candidate.kv_cache),
             ]
             error = ERRORS * math.hypot(*map(error_of, taken))
             is_open = (best.ppl_ratio or 1.0) + error > self._floor.max_ppl_ratio
             is_next = is_open and all(self._tokens_of(loss) >= self._passes.asked_tokens.size for loss in taken)
             tokens = self._passes.all_tokens if is_next else self._passes.asked_tokens
-            closer = {loss: self._closer(loss, tokens) for loss in taken}
-            if any(new is not old for old, new in closer.items()):
-                heads = tuple(closer.get(loss, loss) for loss in self.curves.heads)
-                kv_caches = tuple(closer.get(loss, loss) for loss in self.curves.kv_caches)
-                self.curves = self.curves.model_copy(update={"heads": heads, "kv_caches": kv_caches})
+            self._measure_closer(taken, tokens)
         return self.curves is not known
+
+    def _measure_closer(self, taken: Sequence[OwnLoss], tokens: np.ndarray) -> None:
+        """Measures heads, and keys and values, on more tokens; leaves `curves` as it is if there is nothing to do."""
+        closer = {loss: self._closer(loss, tokens) for loss in taken}
+        if any(new is not old for old, new in closer.items()):
+            heads = tuple(closer.get(loss, loss) for loss in self.curves.heads)
+            kv_caches = tuple(closer.get(loss, loss) for loss in self.curves.kv_caches)
+            self.curves = self.curves.model_copy(update={"heads": heads, "kv_caches": kv_caches})
 
     def _settle_streamed(self, found: Sequence[Searched]) -> None:
         """Measures formats also with attention in columns where searches take that; if all lose too much, a larger

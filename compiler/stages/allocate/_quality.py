@@ -19,7 +19,7 @@ from coldpress.compiler.cost_model import tensor_bytes
 from coldpress.runtime.plan.kv_cache import DEFAULT_KV_CACHE
 from coldpress.runtime.plugins import load
 from coldpress.runtime.sparsity import Selector
-from coldpress.schemas.curves import Curve, Curves, Loss, RoutingCurve
+from coldpress.schemas.curves import Curve, Curves, HeadLoss, Loss, RoutingCurve
 from coldpress.schemas.families import (
     BLOCKS,
     WHOLE_MLP,
@@ -79,9 +79,10 @@ class Floor:
         if not known:
             each = (self.curves.format_loss(name, family) for name in names_in(layers))
             known = sorted((loss for loss in each if loss is not None), key=lambda loss: loss.ppl_ratio)
-        return [*known[-1:], *self._head_loss(formats)]
+        return [*known[-1:], *self.head_losses(formats)]
 
-    def _head_loss(self, formats: Formats) -> list[Loss]:
+    def head_losses(self, formats: Formats) -> list[HeadLoss]:
+        """Returns the loss of the head that formats name; none if they name none, or it was not measured."""
         head = head_of(formats)
         return [loss for loss in self.curves.heads if head is not None and loss.format == head.format]
 
