@@ -19,6 +19,7 @@ from coldpress.runtime.cli.declaration import known_keys
 from tests.support.artifacts import Recipe, build_artifact, change_manifest, small_spec
 from tests.support.data import ROOT
 from tests.support.models import write_corpus, write_model
+from tests.support.page_shell import ENVIRONMENT
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -118,7 +119,8 @@ def test_options_of_plug_ins_are_flags_too() -> None:
         of_build("relu-demo", "fast")
 
 
-def test_the_help_of_a_build_is_short(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_help_of_a_build_is_short(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", ENVIRONMENT["COLUMNS"])
     assert main(["build", "--help"]) == 0
     short = capsys.readouterr().out
     assert main(["build", "--help-all"]) == 0
