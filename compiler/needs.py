@@ -1,9 +1,7 @@
-"""Estimates the memory, disk and time of stages: the facts that stages count from, and shared sums.
+"""Counts the memory and disk of stages: the facts that stages count from, and shared sums.
 
 Every stage module has its own count, `needs(build) -> StageNeeds`, from shapes and settings alone. The rules ask for it
-(`mem_mb`, `runtime`), and `preflight` adds it up. Memory is that of one job, and a job holds one layer at a time. Times
-are estimates for a machine whose rates are given (default: those stated here); the constants beside them were measured
-(docs/experiments/builds.md). `limit_s` makes a cluster's limit of an estimate, with a margin.
+(`mem_mb`), and `preflight` adds it up. Memory is that of one job, and a job holds one layer at a time.
 """
 
 import importlib
@@ -41,7 +39,6 @@ from coldpress.schemas.families import (
     FormatName,
     Method,
     UnitFormat,
-    dense_family,
     layers_of,
     num_units,
     slice_formats,
@@ -51,15 +48,8 @@ from coldpress.schemas.model import Model
 from coldpress.schemas.predictors import matrix_shapes
 from coldpress.schemas.preflight import StageNeeds
 
-FLOPS_PER_CORE = 100e9
-"""Speed of a core in float32: products of matrices on an AMD EPYC with AVX-512."""
-DISK_BYTES_PER_S = 500e6
-"""Rate of a local disk with checksums."""
 SIGNAL_COPIES = 4
 """Copies of a mixture's signal, over all experts, while a selector chooses among its units."""
-LIMIT_START_S, LIMIT_TIMES = 600, 10
-"""A job has surely ended after so many seconds, to start and to wait for a busy file system, and so many times its
-estimate: on cores and disks a tenth as fast."""
 
 Inputs = Mapping[str, Mapping[str, str]]
 """Stage of a build -> record parameter -> the stage that writes the record, from the rules (rules/common.smk)."""
@@ -74,14 +64,6 @@ class Build:
     """Memory of an idle process that has imported numpy, or torch and transformers."""
     BLOCK_BYTES: ClassVar[int] = 64 << 20
     """Buffers of fixed size: blocks that are read, encoded, hashed or written at a time."""
-    PYTHON_S: ClassVar[int] = 1
-    TORCH_S: ClassVar[int] = 6
-    """Seconds until such a process begins to work."""
-    CHOICE_S: ClassVar[float] = 2e-8
-    """Seconds of a core per unit that a selector chooses among, for one of many tokens at once."""
-    ROUTED_S: ClassVar[float] = 2e-4
-    ROUTED_UNIT_S: ClassVar[float] = 1e-8
-    """Seconds of a token's choice of experts in a layer, with a cache in the loop, and of each unit of the layer."""
     LADDER_SHARE: ClassVar[int] = 3
     """All sizes of a predictor over its largest size: they grow by a third or a half (compiler/stages/predict)."""
     OVERHEAD_BYTES: ClassVar[int] = 64 << 20
@@ -99,8 +81,6 @@ class Build:
     threads: int = 1
     shards: int = 1
     """Jobs that calibration text is divided among."""
-    layers_per_job: int = 1
-    flops_per_core: float = FLOPS_PER_CORE
 
     def has(self, stage: str) -> bool:
         return stage in self.inputs
@@ -184,11 +164,6 @@ class Build:
     def density_sources(self) -> set[DensitySource]:
         exact = self.model.spec.exact_zeros
         return {load("coldpress.runtime.sparsity", Selector, name).densities(exact) for name in self.methods}
-
-    @property
-    def sees_residency(self) -> bool:
-        """Tells whether each of its selectors sees what is in DRAM, so that tokens are decoded one by one."""
-        return all(load("coldpress.runtime.sparsity", Selector, name).SEES_RESIDENCY for name in self.methods)
 
     @property
     def has_free_densities(self) -> bool:
@@ -305,22 +280,6 @@ class Build:
         facts = (self.families, self.block_tokens, self.threads, self.weight_bytes, self.widest_format)
         return Size(self.model.spec, shapes, *facts)
 
-    @property
-    def training_s(self) -> float:
-        """Seconds of one weight update with the settings that `relufy` and `distill` share."""
-        student, teacher = 3, 1  # forward and backward; forward
-        tokens = self.settings["distill"]["distill_blocks"] * self.block_tokens
-        return self.forward_s((student + teacher) * tokens)
-
-    @property
-    def correction_s(self) -> float:
-        """Seconds in which one core corrects the rounding of a layer's matrices by their Gram matrices."""
-        return self.compute_s(sum(2 * prod(shape) * shape[-1] for shape in self.layer_shapes))
-
-    def grams_s(self, tokens: int) -> float:
-        products = self.model.spec.num_hidden_layers * sum(self.gram_bytes) // 4 * 2 * tokens
-        return self.forward_s(tokens) + self.compute_s(products / self.threads)
-
     def running_bytes(self, inner_copies: int, hidden_copies: int = 0) -> int:
         """Returns the bytes of float32 activations of one MLP on the running blocks, by copies of its two sizes. A
         mixture's signals are written out for all experts one after another; the experts' inputs only for passes that
@@ -353,23 +312,6 @@ class Build:
         inputs = 2 * spec.hidden_size + spec.mixed_size + self.inner_size
         return 4 * ceil(self.num_tokens / self.block_tokens) * inputs
 
-    def forward_s(self, tokens: int) -> float:
-        return 2 * self.model.num_parameters * tokens / (self.flops_per_core * self.threads)
-
-    def choices_s(self, tokens: int, families: Iterable[FamilyName]) -> float:
-        units = self.model.spec.num_hidden_layers * self.layer_units(families)
-        return self.CHOICE_S * tokens * units / self.threads
-
-    def routed_s(self, tokens: int) -> float:
-        each_s = self.ROUTED_S + self.ROUTED_UNIT_S * self.layer_units((dense_family(self.model.spec),))
-        return self.forward_s(tokens) + tokens * self.model.spec.num_hidden_layers * each_s / self.threads
-
-    def compute_s(self, operations: float) -> float:
-        return operations / self.flops_per_core
-
-    def transfer_s(self, num_bytes: int) -> float:
-        return num_bytes / DISK_BYTES_PER_S
-
     def _codes(self) -> Iterator[tuple[str, int]]:
         """Yields (role, bytes in the widest format) of one layer's tensors and of those outside the layers."""
         for role, tensor in self.model.tensors.items():
@@ -379,11 +321,6 @@ class Build:
 
 def needs_of(stage: str, build: Build) -> StageNeeds:
     return importlib.import_module(f"coldpress.compiler.stages.{stage}").needs(build)
-
-
-def limit_s(needs: StageNeeds) -> float:
-    """Returns the seconds after which one job has surely ended, also on a slow machine."""
-    return LIMIT_START_S + LIMIT_TIMES * needs.runtime_s
 
 
 def all_needs(build: Build) -> tuple[StageNeeds, ...]:

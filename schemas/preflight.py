@@ -1,7 +1,5 @@
 """The result of `preflight`, before the long stages: their needs, the machine's resources, and a small trial run."""
 
-from pydantic import Field
-
 from coldpress.schemas.base import Count, PositiveCount, Record
 
 
@@ -12,8 +10,6 @@ class StageNeeds(Record):
     ram_bytes: Count
     disk_bytes: Count
     """All that the stage leaves in the build folder, from every layer."""
-    runtime_s: float = Field(ge=0)
-    """Seconds that one job takes: an estimate for the machine that compiler/needs.py states."""
 
 
 class Preflight(Record):

@@ -46,15 +46,13 @@ def pass_needs(
     stage: str, build: "Build", families: tuple[FamilyName, ...], with_bits: Iterable[FamilyName]
 ) -> StageNeeds:
     """Returns what a pass over the text takes: a layer, the running blocks, the mean squares of inputs, and twice the
-    bits of a layer's units, which are recorded of the families `with_bits`. Counting is hidden behind the products
-    (docs/experiments/builds.md: less time than transformers' own forward pass)."""
+    bits of a layer's units, which are recorded of the families `with_bits`."""
     spec = build.model.spec
     bits = [family for family in leaders(families, spec) if family in with_bits]
     running = build.running_bytes(6, 8)
     counts = build.layer_units(bits) * build.num_tokens // 4 + 3 * build.squares_bytes
     ram_bytes = build.TORCH_BYTES + build.layer_weights_bytes + running + counts
-    seconds = build.TORCH_S + build.forward_s(build.num_tokens) / build.shards
-    return StageNeeds(stage=stage, ram_bytes=ram_bytes, disk_bytes=build.statistics_bytes(bits), runtime_s=seconds)
+    return StageNeeds(stage=stage, ram_bytes=ram_bytes, disk_bytes=build.statistics_bytes(bits))
 
 
 def stream_of(config: ComputeConfig, model: Model, threads: int) -> tuple[LayerStream, ComputeDtype]:

@@ -1,4 +1,4 @@
-"""Counts the memory, disk and time of passes that measure quality."""
+"""Counts the memory and disk of passes that measure quality."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -7,11 +7,9 @@ from coldpress.compiler.activity.choice import REPLAYED_LAYERS
 from coldpress.compiler.activity.forward import HEAD_ROWS
 from coldpress.compiler.activity.gram_pass import GRAM_TOKENS
 from coldpress.compiler.activity.layer_counts import countable_families
-from coldpress.compiler.candidates import AUTO, compared_formats, families_for, own_options
 from coldpress.compiler.quality.trace import TRACE_TOKENS
-from coldpress.compiler.quality.variants import DENSITIES, STRENGTHS, Along, curves_of, head_formats, routing_curves
+from coldpress.compiler.quality.variants import DENSITIES, STRENGTHS, curves_of, routing_curves
 from coldpress.compiler.shared_settings import EXACT_ROUTING
-from coldpress.runtime.plan.kv_cache import formats_of
 from coldpress.schemas.families import Method
 from coldpress.schemas.preflight import StageNeeds
 
@@ -20,9 +18,6 @@ if TYPE_CHECKING:
 
 LOGIT_ARRAYS = 6
 """Arrays of logits, at most 8 bytes a value, that a comparison or a score holds for a block."""
-CACHED_CHOICE_S, CACHED_UNIT_S = 4.5e-4, 5e-8
-"""Seconds of one choice with a cache in the loop, and of each unit that it is made among; the mean of `dip_ca` (0.13 ms
-a choice of a 7M model) and `flash` (0.76 ms)."""
 
 
 def needs_of_passes(stage: str, build: "Build", methods: Sequence[Method]) -> StageNeeds:
@@ -40,7 +35,7 @@ def needs_of_passes(stage: str, build: "Build", methods: Sequence[Method]) -> St
     routing = settings.get("routing", EXACT_ROUTING) if methods else EXACT_ROUTING
     num_routed = len(STRENGTHS) * len(routing_curves(routing, spec))
     figures = tokens * (20 * (num_variants + num_routed) + 16 * len(curves))
-    rounding = _rounding_needs(stage, build, len(compared_formats(AUTO, build.model.spec)))
+    rounding = _rounding_needs(stage, build)
     return StageNeeds(
         stage=stage,
         ram_bytes=build.TORCH_BYTES
@@ -51,18 +46,12 @@ def needs_of_passes(stage: str, build: "Build", methods: Sequence[Method]) -> St
         + trace
         + rounding.ram_bytes,
         disk_bytes=trace + whole + figures + rounding.disk_bytes,
-        runtime_s=build.TORCH_S
-        + rounding.runtime_s
-        + (len(compared_formats(AUTO, spec)) + len(head_formats(spec)) + len(formats_of(spec)))
-        * build.forward_s(tokens)
-        + num_routed * build.routed_s(tokens)
-        + sum(len(along.densities) * _variant_s(along, tokens, build) for along in curves),
     )
 
 
-def _rounding_needs(stage: str, build: "Build", num_passes: int) -> StageNeeds:
+def _rounding_needs(stage: str, build: "Build") -> StageNeeds:
     if not build.has("gram"):
-        return StageNeeds(stage=stage, ram_bytes=0, disk_bytes=0, runtime_s=0)
+        return StageNeeds(stage=stage, ram_bytes=0, disk_bytes=0)
     spec = build.model.spec
     tokens = min(GRAM_TOKENS, build.num_tokens)
     running = build.running_bytes(8, 12) + 2 * 4 * tokens * spec.hidden_size
@@ -70,15 +59,4 @@ def _rounding_needs(stage: str, build: "Build", num_passes: int) -> StageNeeds:
         stage=stage,
         ram_bytes=max(running + sum(build.gram_bytes), 3 * max(build.gram_bytes) + 4 * 4 * build.largest_of_layer),
         disk_bytes=spec.num_hidden_layers * sum(build.gram_bytes),
-        runtime_s=build.grams_s(tokens) + num_passes * spec.num_hidden_layers * build.correction_s,
     )
-
-
-def _variant_s(along: Along, tokens: int, build: "Build") -> float:
-    spec = build.model.spec
-    families = families_for(along.method, own_options(along.method, build.options), spec)
-    if along.resident_share is None:
-        return build.forward_s(tokens) + build.choices_s(tokens, families)
-    calls = tokens * spec.num_hidden_layers * len(families)  # one after the other, whatever the cores
-    units = tokens * spec.num_hidden_layers * build.layer_units(families)
-    return build.forward_s(tokens) + CACHED_CHOICE_S * calls + CACHED_UNIT_S * units

@@ -1,11 +1,7 @@
 """Counts what a build costs: disk, download, time, and the bytes that it writes to a device's flash."""
 
-import functools
 import os
-import time
 from collections.abc import Sequence
-
-import numpy as np
 
 from coldpress.compiler.checkpoint.shapes import Shape, Shapes
 from coldpress.compiler.cost_model import flash_bytes
@@ -13,8 +9,9 @@ from coldpress.compiler.needs import Build, all_needs
 from coldpress.compiler.pipeline import STAGES
 from coldpress.compiler.quote.records import Estimate
 from coldpress.compiler.quote.sources import QuoteSource
+from coldpress.compiler.stage_seconds import FLOPS_PER_CORE, runtime_s
 from coldpress.compiler.stages.preflight import PASS_THREADS, asked_text
-from coldpress.compiler.workflow.settings import DEFAULT_CHUNKS, BuildConfig, needs_gram, of_all_stages
+from coldpress.compiler.workflow.settings import BuildConfig, needs_gram, of_all_stages
 from coldpress.runtime.plugins import load
 from coldpress.runtime.sparsity import Selector
 from coldpress.schemas.device import DeviceProfile
@@ -24,8 +21,6 @@ BYTES_PER_PARAMETER = 2
 """Bytes in hub models."""
 WITHIN = 2.0
 """Factor within which measured builds were of their estimates (docs/experiments/builds.md)."""
-PRODUCT_SIZE, PRODUCT_ROUNDS = 768, 3
-"""Size and rounds of the products by which this machine's speed is measured: some hundredths of a second."""
 
 
 def build_costs(
@@ -48,10 +43,9 @@ def build_costs(
     return _costs(
         Estimate(value=disk_bytes, basis="at most: all files of the build folder, with predictors of the largest size"),
         download,
-        sum(stage.runtime_s for stage in stages),
-        f"an estimate for {build.threads} cores of this machine: each stage's work by shapes and tokens, at "
-        f"{build.flops_per_core / 1e9:.0f} GFLOP/s a core as measured now, without the download; measured builds took "
-        f"{1 / WITHIN:g} to {WITHIN:g} times their estimates",
+        sum(runtime_s(stage, build) for stage in build.stages),
+        f"an estimate for {build.threads} cores at {FLOPS_PER_CORE / 1e9:.0f} GFLOP/s each, by parameters and tokens, "
+        f"without the download; measured builds took {1 / WITHIN:g} to {WITHIN:g} times their estimates",
         written,
     )
 
@@ -63,19 +57,6 @@ def _costs(disk: Estimate, download: Estimate, build_s: float, basis: str, writt
         "build_s": Estimate(value=build_s, low=build_s / WITHIN, high=build_s * WITHIN, basis=basis),
         "written_bytes": Estimate(value=written_bytes, basis="the artifact, written once; decoding writes nothing"),
     }
-
-
-@functools.cache
-def flops_per_core() -> float:
-    """Returns the speed of one of this machine's cores: the best of a few products of matrices in float32, by processor
-    time, which other work on the machine changes little."""
-    one = np.random.default_rng(0).standard_normal((PRODUCT_SIZE, PRODUCT_SIZE), np.float32)
-    found: list[float] = []
-    for _ in range(1 + PRODUCT_ROUNDS):  # the first one starts threads
-        start = time.process_time()
-        _ = one @ one
-        found.append(time.process_time() - start)
-    return 2 * PRODUCT_SIZE**3 / max(min(found[1:]), 1e-6)
 
 
 def _build(
@@ -103,16 +84,5 @@ def _build(
         "export": not config["export"],
     }
     inputs = {stage: dict[str, str]() for stage in STAGES if not absent.get(stage, False)}
-    cores = len(os.sched_getaffinity(0))
-    side_by_side = min(cores, DEFAULT_CHUNKS)
-    return Build(
-        shapes,
-        settings,
-        inputs,
-        device,
-        tokens,
-        block_tokens,
-        min(cores, PASS_THREADS),
-        layers_per_job=-(-shapes.spec.num_hidden_layers // side_by_side),
-        flops_per_core=flops_per_core(),
-    )
+    threads = min(len(os.sched_getaffinity(0)), PASS_THREADS)
+    return Build(shapes, settings, inputs, device, tokens, block_tokens, threads)

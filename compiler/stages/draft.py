@@ -95,7 +95,6 @@ def needs(build: "Build") -> StageNeeds:
         stage="draft",
         ram_bytes=build.TORCH_BYTES + held + build.code_bytes // 3,
         disk_bytes=5 * tokens,
-        runtime_s=build.TORCH_S + 2 * build.forward_s(tokens),
     )
 
 

@@ -49,9 +49,4 @@ def needs(build: "Build") -> StageNeeds:
     running = build.running_bytes(8, 12)
     hidden, grams = 2 * 4 * tokens * spec.hidden_size, sum(build.gram_bytes)
     ram_bytes = build.TORCH_BYTES + build.layer_weights_bytes + running + hidden + grams
-    return StageNeeds(
-        stage="gram",
-        ram_bytes=ram_bytes,
-        disk_bytes=spec.num_hidden_layers * grams,
-        runtime_s=build.TORCH_S + build.grams_s(tokens),
-    )
+    return StageNeeds(stage="gram", ram_bytes=ram_bytes, disk_bytes=spec.num_hidden_layers * grams)

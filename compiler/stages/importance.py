@@ -216,7 +216,6 @@ def needs(build: "Build") -> StageNeeds:
         stage="importance",
         ram_bytes=build.PYTHON_BYTES + build.BLOCK_BYTES + 8 * layer,
         disk_bytes=disk_bytes,
-        runtime_s=build.PYTHON_S,
     )
 
 

@@ -65,10 +65,6 @@ CONFIG = "config.json"
 GENERATION = "generation_config.json"
 INGEST_BYTES = 700 << 20
 """Memory of a process that has imported transformers and holds blocks of weights."""
-DOWNLOAD_S = 3600
-"""Time assumed for downloading a hub model of unknown size."""
-IMPORT_S, BYTES_PER_S = 6, 500e6
-"""Seconds to import transformers, and bytes of weights that are read and hashed in a second."""
 SPECIAL_TOKENS, ADDED_TOKENS = "special_tokens_map.json", "added_tokens.json"
 CARD = "README.md"
 MAX_TEXT_BYTES = 1 << 20
@@ -176,14 +172,7 @@ def _ingested(config: IngestConfig, work: Workspace, translated: Path) -> Model:
 
 def needs(build: "Build") -> StageNeeds:
     """Returns what the stage takes: it reads every weight once, in blocks; the private folder holds the tokenizer."""
-    disk_bytes = (1 << 20) + 256 * build.model.spec.vocab_size
-    return needs_for(build.weight_bytes).model_copy(update={"disk_bytes": disk_bytes})
-
-
-def needs_for(weight_bytes: int) -> StageNeeds:
-    """Returns the same from the size of the files alone; 0 stands for a model that is not downloaded yet."""
-    seconds = IMPORT_S + weight_bytes / BYTES_PER_S if weight_bytes else DOWNLOAD_S
-    return StageNeeds(stage="ingest", ram_bytes=INGEST_BYTES, disk_bytes=0, runtime_s=seconds)
+    return StageNeeds(stage="ingest", ram_bytes=INGEST_BYTES, disk_bytes=(1 << 20) + 256 * build.model.spec.vocab_size)
 
 
 def _resolve(config: IngestConfig, translated: Path) -> tuple[Path, str | None, GgufModel | None]:

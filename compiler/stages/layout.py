@@ -31,6 +31,4 @@ def run(config: LayoutConfig, model: Model, sparsity: Sparsity, device: DevicePr
 
 
 def needs(build: "Build") -> StageNeeds:
-    return StageNeeds(
-        stage="layout", ram_bytes=build.PYTHON_BYTES + build.BLOCK_BYTES, disk_bytes=0, runtime_s=build.PYTHON_S
-    )
+    return StageNeeds(stage="layout", ram_bytes=build.PYTHON_BYTES + build.BLOCK_BYTES, disk_bytes=0)

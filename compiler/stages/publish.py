@@ -97,7 +97,7 @@ def run(config: PublishConfig, package: Package, verification: Verification) -> 
 
 
 def needs(build: "Build") -> StageNeeds:
-    return StageNeeds(stage="publish", ram_bytes=build.PYTHON_BYTES, disk_bytes=0, runtime_s=build.PYTHON_S)
+    return StageNeeds(stage="publish", ram_bytes=build.PYTHON_BYTES, disk_bytes=0)
 
 
 def check_gates(config: PublishConfig, found: Verification, manifest: Manifest) -> None:

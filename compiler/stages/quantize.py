@@ -12,7 +12,6 @@ float32, the codes of a layer, and the algorithm's own arrays.
 import functools
 import logging
 from collections.abc import Callable, Sequence
-from math import prod
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -49,8 +48,6 @@ if TYPE_CHECKING:
     from coldpress.compiler.needs import Build
 
 LOG = logging.getLogger(__name__)
-VALUES_PER_S = 1e8
-"""Values that one core rounds to nearest in a second, with their scales: four layers of a 7B took 10 s."""
 SAMPLED_SLICES = 64
 """The most slices of a tensor whose rounding error is checked."""
 
@@ -105,14 +102,8 @@ def needs(build: "Build") -> StageNeeds:
     grams = build.gram_bytes if build.has("gram") else []
     reading = 4 * 4 * largest + sum(grams) + 2 * max(grams) if grams else (4 + 2) * largest
     held = max(reading + build.layer_code_bytes, 2 * sum(build.shared_code_bytes))
-    corrected = build.correction_s if grams else 0
-    values = build.layers_per_job * sum(map(prod, build.layer_shapes))
-    seconds = build.TORCH_S + build.layers_per_job * corrected + values / VALUES_PER_S
     return StageNeeds(
-        stage="quantize",
-        ram_bytes=build.PYTHON_BYTES + build.BLOCK_BYTES + held,
-        disk_bytes=build.code_bytes,
-        runtime_s=seconds,
+        stage="quantize", ram_bytes=build.PYTHON_BYTES + build.BLOCK_BYTES + held, disk_bytes=build.code_bytes
     )
 
 

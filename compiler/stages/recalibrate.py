@@ -69,6 +69,5 @@ def needs(build: "Build") -> StageNeeds:
             stage="recalibrate",
             ram_bytes=build.PYTHON_BYTES + 2 * bits,
             disk_bytes=build.model.spec.num_hidden_layers * bits,
-            runtime_s=build.PYTHON_S,
         )
     return pass_needs("recalibrate", build, build.families, build.families)

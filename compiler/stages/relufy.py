@@ -112,10 +112,7 @@ def run(config: RelufyConfig, model: Model, corpus: Corpus, work: Workspace, thr
 def needs(build: "Build") -> StageNeeds:
     """Returns what training takes: two models in float32, or with adapters one model as it is stored."""
     size, rank = build.training_size, build.settings["relufy"]["relufy_rank"]
-    seconds = build.TORCH_S + build.settings["relufy"]["relufy_steps"] * build.training_s
-    return StageNeeds(
-        stage="relufy", ram_bytes=ram_bytes(size, rank), disk_bytes=disk_bytes(size, rank), runtime_s=seconds
-    )
+    return StageNeeds(stage="relufy", ram_bytes=ram_bytes(size, rank), disk_bytes=disk_bytes(size, rank))
 
 
 def relufied(spec: ModelSpec, activation: str) -> ModelSpec:

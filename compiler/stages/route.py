@@ -173,12 +173,10 @@ def needs(build: "Build") -> StageNeeds:
     variants = max(len(STRENGTHS), DIVISIONS)
     hidden = (2 * variants + 2) * 4 * tokens * spec.hidden_size
     logits = 4 * 4 * 4 * build.block_tokens * spec.vocab_size
-    num_passes = (len(STRENGTHS) + 1 + WAYS * ROUNDS * DIVISIONS) * len(build.dram_budgets_bytes)
     return StageNeeds(
         stage="route",
         ram_bytes=build.TORCH_BYTES + build.layer_weights_bytes + build.running_bytes(8) + hidden + logits,
         disk_bytes=0,
-        runtime_s=build.TORCH_S + num_passes * build.routed_s(tokens),
     )
 
 

@@ -1,9 +1,8 @@
 """Builds the command lines, params and resources of stages' rules.
 
 A command is a stage, its settings, and its rule's named inputs as flags of the same names. The memory and time of jobs
-are from the counts of their stages (compiler/needs.py). These need the model's shape, which `ingest` records. Until
-then Snakemake shows <TBD> for later stages; it asks again before it starts a job. `ingest` itself counts from the files
-that it reads.
+are counted from the model's shape (compiler/needs.py, compiler/stage_seconds.py), which `ingest` records. Until then
+Snakemake shows <TBD> for later stages; it asks again before it starts a job.
 """
 
 import errno
@@ -17,8 +16,9 @@ from typing import Any
 from coldpress.compiler.code_digest import stage_digest
 from coldpress.compiler.io import load_record
 from coldpress.compiler.job import parameters_of
-from coldpress.compiler.needs import Build, Inputs, limit_s, needs_of
-from coldpress.compiler.stages import ingest
+from coldpress.compiler.needs import Build, Inputs, needs_of
+from coldpress.compiler.stage_seconds import DOWNLOAD_S, limit_s, runtime_s
+from coldpress.compiler.stages.ingest import INGEST_BYTES
 from coldpress.compiler.stages.preflight import asked_text
 from coldpress.compiler.stages.preflight.trial import compiled
 from coldpress.compiler.workflow.settings import BuildConfig, flags, of_all_stages
@@ -26,7 +26,6 @@ from coldpress.runtime.cli.command_line import flag
 from coldpress.schemas.corpus import Corpus
 from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.model import Model
-from coldpress.schemas.preflight import StageNeeds
 
 ARRAYS = "arrays"
 """Name of the input, and of the output, that is no record: folders of array files."""
@@ -102,36 +101,42 @@ def resources(
     known."""
 
     def mem_mb(wildcards: Any, input: Sequence[str], threads: int) -> int:
-        return math.ceil(_needs(config, stage, inputs, record, input, threads).ram_bytes / 10**6)
+        build = _build(config, stage, inputs, record, input, threads)
+        return math.ceil((_ram_bytes(stage, build) if build else INGEST_BYTES) / 10**6)
 
     def runtime(wildcards: Any, input: Sequence[str], threads: int, attempt: int) -> int:
-        return attempt * math.ceil(limit_s(_needs(config, stage, inputs, record, input, threads)) / 60)
+        build = _build(config, stage, inputs, record, input, threads)
+        return attempt * math.ceil(limit_s(runtime_s(stage, build) if build else DOWNLOAD_S) / 60)
 
     return {"mem_mb": mem_mb, "runtime": runtime}
 
 
-def _needs(
+def _build(
     config: BuildConfig,
     stage: str,
     inputs: Callable[[], Inputs],
     record: Records,
     files: Sequence[str],
     threads: int,
-) -> StageNeeds:
+) -> Build | None:
+    """Returns the facts that a stage's needs are counted from; none for `ingest`, before which no shape is known."""
     if stage == "ingest":
-        return ingest.needs_for(sum(Path(file).stat().st_size for file in files))
+        return None
     ingested = record("ingest")
     if not ingested.exists():
         raise FileNotFoundError(errno.ENOENT, "the model's shape is not known yet", *files[:1])
     settings = of_all_stages(config)
     model = compiled(_loaded(ingested, Model, ingested.stat().st_mtime_ns), settings)
     tokens, block_tokens = _text_of(record("tokenize")) or asked_text(settings, model)
-    shared = (config["calibration_shards"], config["layers_per_job"])
-    build = Build(model, settings, inputs(), config.device, tokens, block_tokens, threads, *shared)
+    shards = config["calibration_shards"]
+    return Build(model, settings, inputs(), config.device, tokens, block_tokens, threads, shards)
+
+
+def _ram_bytes(stage: str, build: Build) -> int:
     try:
-        return needs_of(stage, build)
+        return needs_of(stage, build).ram_bytes
     except ColdpressError:  # settings that do not suit the model: `preflight` runs first and refuses them
-        return StageNeeds(stage=stage, ram_bytes=Build.TORCH_BYTES, disk_bytes=0, runtime_s=0)
+        return Build.TORCH_BYTES
 
 
 def _text_of(record: Path) -> tuple[int, int] | None:

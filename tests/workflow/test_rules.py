@@ -327,7 +327,7 @@ def build_of(folder: Path, config: BuildConfig, inputs: Inputs, threads: int) ->
     model = load_record(folder / "ingest.json", Model)
     blocks = load_record(folder / "tokenize.json", Corpus).split("calibration")
     tokens = blocks.num_blocks * blocks.block_tokens
-    shared = (threads, config["calibration_shards"], config["layers_per_job"])
+    shared = (threads, config["calibration_shards"])
     return Build(model, of_all_stages(config), inputs, config.device, tokens, blocks.block_tokens, *shared)
 
 

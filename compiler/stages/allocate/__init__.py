@@ -76,14 +76,6 @@ __all__ = [
 LOG = logging.getLogger(__name__)
 COMPARED_LOGIT_BYTES = 4 * 4 * 4
 """Memory per logit of a block while losses are compared: four variants in float32, with copies."""
-SEARCH_S = 15
-"""Seconds in which an open method's candidates are judged (docs/experiments/builds.md)."""
-NEEDED_SHARE = 0.1
-"""Seconds of passes that measure what can still win over those that measure everything: of some 460 passes over all
-tokens, 20 to 50, the more the more selectors are finalists."""
-ROUNDS = 4
-"""Times that a rule runs all of its variants: greedy's steps to a density of a half. In the mean a variant begins in
-the middle layer."""
 
 
 def run(
@@ -176,30 +168,25 @@ def _log(sparsity: Sparsity, inputs: AllocationInputs) -> None:
 
 def needs(build: "Build") -> StageNeeds:
     """Returns what passes take that measure quality, or sensitivities with hidden states before every layer, and
-    losses, if the rule measures them: hidden states of all variants twice and of the whole model, logits of a block;
-    seconds for each budget, whose density may be its own."""
+    losses, if the rule measures them: hidden states of all variants twice and of the whole model, logits of a block."""
     settings, spec = build.settings["allocate"], build.model.spec
     rule = load("coldpress.compiler.stages.allocate", Rule, settings["density_allocation"])
     variants = rule.num_variants(spec.num_hidden_layers, len(build.families))
     disk_bytes = 32 * spec.num_hidden_layers * build.layer_units(build.families)
-    seconds, passes_bytes = SEARCH_S if build.has("explore") else build.PYTHON_S, build.PYTHON_BYTES
+    passes_bytes = build.PYTHON_BYTES
     if build.has("explore") and settings.get("explore") != WHOLE:
         passes = needs_of_passes("allocate", build, build.methods)
         before_layers = 4 * max(SENSITIVITY_TOKENS, build.block_tokens) * spec.hidden_size * spec.num_hidden_layers
         backward = build.TORCH_BYTES + build.layer_weights_bytes + build.running_bytes(24, 24) + before_layers
         passes_bytes, disk_bytes = max(passes.ram_bytes, backward), disk_bytes + passes.disk_bytes
-        seconds += build.TORCH_S + NEEDED_SHARE * passes.runtime_s
     if not variants:
-        return StageNeeds(stage="allocate", ram_bytes=passes_bytes, disk_bytes=disk_bytes, runtime_s=seconds)
+        return StageNeeds(stage="allocate", ram_bytes=passes_bytes, disk_bytes=disk_bytes)
     tokens = min(max(ALLOCATION_TOKENS, build.block_tokens), build.num_tokens)
     hidden = (2 * variants + 1) * 4 * tokens * spec.hidden_size
     logits = COMPARED_LOGIT_BYTES * build.block_tokens * spec.vocab_size
     ram_bytes = build.TORCH_BYTES + build.layer_weights_bytes + build.running_bytes(8) + hidden + logits
-    if build.has_free_densities:
-        each = build.forward_s(tokens) + build.choices_s(tokens, build.families)
-        seconds += build.TORCH_S + ROUNDS * variants * each / 2 * len(build.dram_budgets_bytes)
     ram_bytes = max(ram_bytes, passes_bytes)
-    return StageNeeds(stage="allocate", ram_bytes=ram_bytes, disk_bytes=disk_bytes, runtime_s=seconds)
+    return StageNeeds(stage="allocate", ram_bytes=ram_bytes, disk_bytes=disk_bytes)
 
 
 def _rungs(taken: Sequence[BudgetChoice], inputs: AllocationInputs) -> Iterator[Sparsity]:

@@ -146,8 +146,7 @@ def needs(build: "Build") -> StageNeeds:
     size, settings = build.training_size, build.settings["distill"]
     recipe, options = settings["recipe"], settings.get("options", {})
     ram, disk = ram_bytes(size, recipe, options), disk_bytes(size, recipe, options)
-    seconds = build.TORCH_S + settings["distill_steps"] * build.training_s
-    return StageNeeds(stage="distill", ram_bytes=ram, disk_bytes=disk, runtime_s=seconds)
+    return StageNeeds(stage="distill", ram_bytes=ram, disk_bytes=disk)
 
 
 def ram_bytes(size: Size, recipe: str, options: dict[str, Any]) -> int:

@@ -117,10 +117,4 @@ def needs(build: "Build") -> StageNeeds:
     options = options_of(target, settings.get("options", {}))
     disk_bytes = target.disk_bytes(shapes, build.widest_format, options) + build.OVERHEAD_BYTES
     held = 3 * 4 * max(prod(source.shape) for source in model.tensors.values())
-    seconds = build.PYTHON_S + 2 * build.transfer_s(disk_bytes)
-    return StageNeeds(
-        stage="export",
-        ram_bytes=build.PYTHON_BYTES + build.BLOCK_BYTES + held,
-        disk_bytes=disk_bytes,
-        runtime_s=seconds,
-    )
+    return StageNeeds(stage="export", ram_bytes=build.PYTHON_BYTES + build.BLOCK_BYTES + held, disk_bytes=disk_bytes)

@@ -46,9 +46,6 @@ if TYPE_CHECKING:
     from coldpress.compiler.needs import Build
 
 LOG = logging.getLogger(__name__)
-PAIR_S = 4e-8
-"""Seconds per pair of a family's units, counting and all orders together: 10 s for 14,336 units
-(docs/experiments/builds.md)."""
 SORTED_PAIRS_BYTES = 256 << 20
 """Bytes of one run of sorted pairs (compiler/stages/order/ripple.py)."""
 
@@ -104,16 +101,13 @@ def needs(build: "Build") -> StageNeeds:
     spec, families = build.model.spec, build.families
     whole = build.density_sources == {"whole"}  # then experts are ordered, not units
     counted = [(num_experts(family, spec), num_units(family, spec)) for family in families]
-    paired, times = max(
-        (experts, 1) if whole and experts > 1 else (units // experts, experts) for experts, units in counted
-    )
+    paired = max(experts if whole and experts > 1 else units // experts for experts, units in counted)
     squares = load("coldpress.compiler.stages.order", Heuristic, build.settings["order"]["order"]).COUNT_SQUARES
     counts = (2 if build.num_tokens < 1 << 16 else 4) * paired**2 * squares
     bits = build.num_tokens * max(units for _, units in counted) // 4
     ram_bytes = build.PYTHON_BYTES + counts + SORTED_PAIRS_BYTES + bits
     disk_bytes = 4 * spec.num_hidden_layers * build.layer_units(families)
-    seconds = build.PYTHON_S + build.layers_per_job * len(families) * (1 + PAIR_S * times * paired**2)
-    return StageNeeds(stage="order", ram_bytes=ram_bytes, disk_bytes=disk_bytes, runtime_s=seconds)
+    return StageNeeds(stage="order", ram_bytes=ram_bytes, disk_bytes=disk_bytes)
 
 
 def groups_of(sparsity: Sparsity, model: Model, layers: tuple[int, ...]) -> list[range]:

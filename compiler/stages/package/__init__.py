@@ -140,13 +140,7 @@ def run(
 def needs(build: "Build") -> StageNeeds:
     held = 2 * max(build.largest_section_bytes, *build.shared_code_bytes)
     disk_bytes = build.code_bytes + build.predictor_bytes + build.OVERHEAD_BYTES
-    seconds = build.PYTHON_S + 2 * build.transfer_s(disk_bytes)
-    return StageNeeds(
-        stage="package",
-        ram_bytes=build.PYTHON_BYTES + build.BLOCK_BYTES + held,
-        disk_bytes=disk_bytes,
-        runtime_s=seconds,
-    )
+    return StageNeeds(stage="package", ram_bytes=build.PYTHON_BYTES + build.BLOCK_BYTES + held, disk_bytes=disk_bytes)
 
 
 def _check_room(target: Path, needed_bytes: int) -> None:

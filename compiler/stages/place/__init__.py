@@ -76,8 +76,6 @@ if TYPE_CHECKING:
     from coldpress.compiler.needs import Build
 
 LOG = logging.getLogger(__name__)
-UNIT_S = 5e-5
-"""Seconds per unit: 3 s for four layers of 14,336 (docs/experiments/builds.md)."""
 UNIT_RECORD_BYTES = 128
 """Bytes per unit while units are placed: frequency, value, place, and its share of the solver's rows."""
 MAX_BATCH_UNITS = 64
@@ -148,12 +146,7 @@ def needs(build: "Build") -> StageNeeds:
     tokens = min(MAX_WINDOWS * (WINDOW_TOKENS + WARM_TOKENS), build.num_tokens)
     replayed = 8 * tokens * units * min(REPLAYED_LAYERS, layers)
     ram_bytes = build.PYTHON_BYTES + layers * units * UNIT_RECORD_BYTES + replayed
-    return StageNeeds(
-        stage="place",
-        ram_bytes=ram_bytes,
-        disk_bytes=layers * units,
-        runtime_s=build.PYTHON_S + UNIT_S * layers * units,
-    )
+    return StageNeeds(stage="place", ram_bytes=ram_bytes, disk_bytes=layers * units)
 
 
 def counts_of(spec: ModelSpec, activations: Activations, sparsity: Sparsity, num_tokens: int) -> Counts:

@@ -52,8 +52,6 @@ if TYPE_CHECKING:
     from coldpress.compiler.needs import Build
 
 LOG = logging.getLogger(__name__)
-REPLAY_S = 5
-"""Seconds to replay held-out tokens with each cache and gap, for one budget."""
 EQUAL_SHARE = 0.005
 """A collapse gap counts as one of the best if its flash time exceeds the least by at most this share."""
 
@@ -111,12 +109,7 @@ def run(
 def needs(build: "Build") -> StageNeeds:
     """Counts the units of replayed tokens, and the bits of a layer's units."""
     bits = build.layer_units(build.families) * build.num_tokens // 4
-    return StageNeeds(
-        stage="plan",
-        ram_bytes=build.PYTHON_BYTES + 2 * build.BLOCK_BYTES + bits,
-        disk_bytes=0,
-        runtime_s=build.PYTHON_S + REPLAY_S * len(build.dram_budgets_bytes),
-    )
+    return StageNeeds(stage="plan", ram_bytes=build.PYTHON_BYTES + 2 * build.BLOCK_BYTES + bits, disk_bytes=0)
 
 
 def _divisions(

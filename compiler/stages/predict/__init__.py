@@ -120,11 +120,7 @@ def needs(build: "Build") -> StageNeeds:
     batch = min(BATCH_TOKENS, tokens)
     scores = 4 * 4 * max(batch, tokens // 10) * spec.intermediate_size * spec.num_experts_per_tok
     ram_bytes = build.TORCH_BYTES + data + gate + PREDICTOR_STATE_BYTES * build.largest_predictor + scores
-    trained = build.largest_predictor * batch * STEPS  # of all sizes, few reach the largest
-    seconds = build.TORCH_S + build.layers_per_job * build.compute_s(6 * trained)
-    return StageNeeds(
-        stage="predict", ram_bytes=ram_bytes, disk_bytes=build.LADDER_SHARE * build.predictor_bytes, runtime_s=seconds
-    )
+    return StageNeeds(stage="predict", ram_bytes=ram_bytes, disk_bytes=build.LADDER_SHARE * build.predictor_bytes)
 
 
 def _ladder(

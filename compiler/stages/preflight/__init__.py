@@ -123,13 +123,11 @@ def needs(build: Build) -> StageNeeds:
     """Returns, with a trial, what the later stages take for the slice, one after another."""
     mode = build.settings["preflight"]["preflight"]
     if mode == "off" or not is_tried(mode, build):
-        return StageNeeds(stage="preflight", ram_bytes=build.TORCH_BYTES, disk_bytes=0, runtime_s=build.PYTHON_S)
+        return StageNeeds(stage="preflight", ram_bytes=build.TORCH_BYTES, disk_bytes=0)
     few = trial.slice_build(build)
     tried = [needs_of(stage, few) for stage in few.stages[few.stages.index("preflight") + 1 :]]
     most = max(needs.ram_bytes for needs in tried) + build.TORCH_BYTES
-    return StageNeeds(
-        stage="preflight", ram_bytes=most, disk_bytes=0, runtime_s=sum(needs.runtime_s for needs in tried)
-    )
+    return StageNeeds(stage="preflight", ram_bytes=most, disk_bytes=0)
 
 
 def is_tried(mode: str, build: Build) -> bool:

@@ -110,7 +110,7 @@ def slice_build(build: Build) -> Build:
     few = Shapes(build.model.spec.first_layers(layers), shapes)
     settings = {**build.settings, "allocate": {**build.settings["allocate"], "dram_budget": "100%"}}
     length = min(BLOCK_TOKENS, build.block_tokens)
-    return replace(build, model=few, settings=settings, num_tokens=TOKENS, block_tokens=length, layers_per_job=layers)
+    return replace(build, model=few, settings=settings, num_tokens=TOKENS, block_tokens=length)
 
 
 def sliced_layers(spec: ModelSpec) -> int:

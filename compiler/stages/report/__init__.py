@@ -83,6 +83,4 @@ def run(
 def needs(build: "Build") -> StageNeeds:
     """Counts the figures of all layers, and the bits of one."""
     bits = build.layer_units(build.families) * build.num_tokens // 4
-    return StageNeeds(
-        stage="report", ram_bytes=build.PYTHON_BYTES + build.BLOCK_BYTES + bits, disk_bytes=0, runtime_s=build.TORCH_S
-    )
+    return StageNeeds(stage="report", ram_bytes=build.PYTHON_BYTES + build.BLOCK_BYTES + bits, disk_bytes=0)

@@ -51,8 +51,6 @@ if TYPE_CHECKING:
     from coldpress.compiler.stages.size.passes import Network
 
 LOG = logging.getLogger(__name__)
-USUAL_TRIALS = 8
-"""Sizes and thresholds that a search tries, as a rule; 64 at most."""
 EFFECT_TOKENS = 1024
 """Tokens for the effect of each layer's predictors alone: that pass holds hidden states of as many variants as
 layers."""
@@ -112,10 +110,7 @@ def needs(build: "Build") -> StageNeeds:
     networks = 4 * build.LADDER_SHARE * build.largest_predictor
     down = 4 * spec.hidden_size * build.inner_size
     ram_bytes = build.TORCH_BYTES + build.layer_weights_bytes + running + hidden + down + networks
-    wanted = min(MOST_TOKENS, build.settings["tokenize"]["evaluation_tokens"])
-    tokens = spec.num_hidden_layers * EFFECT_TOKENS // 2 + USUAL_TRIALS * wanted  # a layer's variant begins in it
-    seconds = build.TORCH_S + build.forward_s(tokens)
-    return StageNeeds(stage="size", ram_bytes=ram_bytes, disk_bytes=0, runtime_s=seconds)
+    return StageNeeds(stage="size", ram_bytes=ram_bytes, disk_bytes=0)
 
 
 def choose(

@@ -36,7 +36,6 @@ MAX_CHARS_PER_TOKEN = 16
 """A token of ordinary text has 3 to 6 characters."""
 MIN_TEXT_CHARS = 1 << 20
 """Even a small calibration sees more than the first articles of a dataset."""
-TOKENS_PER_S = 50_000
 MAX_TASKS = 256
 """With more names than this, the field holds something other than tasks; every count is stored per task."""
 
@@ -99,9 +98,7 @@ def needs(build: "Build") -> StageNeeds:
     tokens = settings["calibration_tokens"] + 2 * settings["evaluation_tokens"]
     text = 4 * max(MIN_TEXT_CHARS, MAX_CHARS_PER_TOKEN * tokens)
     ram_bytes = build.TORCH_BYTES + build.BLOCK_BYTES + text
-    return StageNeeds(
-        stage="tokenize", ram_bytes=ram_bytes, disk_bytes=8 * tokens, runtime_s=build.TORCH_S + tokens / TOKENS_PER_S
-    )
+    return StageNeeds(stage="tokenize", ram_bytes=ram_bytes, disk_bytes=8 * tokens)
 
 
 def _read(config: TokenizeConfig, folder: Path) -> Documents:

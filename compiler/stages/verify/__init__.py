@@ -22,9 +22,6 @@ from coldpress.compiler.dense_run import dense_for
 from coldpress.compiler.io import load_arrays
 from coldpress.compiler.publishing import standing
 from coldpress.compiler.stages.verify.decoded import (
-    LANES,
-    MAX_TOKENS,
-    NEW_TOKENS,
     SESSIONS,
     Decoded,
     decode,
@@ -41,7 +38,6 @@ from coldpress.compiler.stages.verify.divergence import (
 )
 from coldpress.runtime.artifact.integrity import verify_artifact
 from coldpress.runtime.artifact.reader import open_artifact
-from coldpress.runtime.drafts import NO_DRAFT
 from coldpress.runtime.generate.sampling import Sampling
 from coldpress.runtime.generate.session import Session
 from coldpress.runtime.plan.budget import choose_plan
@@ -77,11 +73,6 @@ FEWEST_BLOCKS = 4
 SMALL_ERROR = 0.01
 """Standard error of the perplexity over the source's with which FEWEST_BLOCKS are enough: both models see the same
 text, so that the error of their ratio is a tenth of that of a perplexity."""
-DENSE_PASSES, SPARSE_PASSES = 2.2, 1.3
-"""Seconds of the source's and the artifact's dense logits, and of decoding many tokens in a pass, over those of the
-products alone: 405 and 250 for 190 of 8,192 tokens of a 1.1B model (docs/experiments/builds.md)."""
-ALONE_PARAMETERS_PER_S, ALONE_LAYER_S = 4e9, 4e-4
-"""Parameters that a token alone is decoded with in a second, and what a layer takes besides (the same entry)."""
 LOGIT_BYTES = 32
 """Bytes per logit of a block, in float32: the artifact's, and for this block and the next one the source's, those of
 dense logits, and what compares the two."""
@@ -188,34 +179,12 @@ def needs(build: "Build") -> StageNeeds:
         stage="verify",
         ram_bytes=build.TORCH_BYTES + 2 * build.BLOCK_BYTES + held,
         disk_bytes=0,
-        runtime_s=build.TORCH_S + _seconds(build),
     )
 
 
 def _num_scores(spec: ModelSpec) -> int:
     """Returns the scores of a token's routers, which are kept to be compared; 0 for a model without experts."""
     return spec.num_experts * (spec.num_hidden_layers - len(spec.dense_layers)) if spec.is_mixture else 0
-
-
-def _seconds(build: "Build") -> float:
-    model, wanted = build.model, VerifyConfig.model_validate(build.settings["verify"])
-    block_tokens = min(build.block_tokens, build.context_length)
-    blocks = min(
-        num_measured(wanted, block_tokens, model.num_parameters),
-        max(1, build.settings["tokenize"]["evaluation_tokens"] // build.block_tokens),
-    )
-    tokens = blocks * block_tokens
-    alone_s = model.num_parameters / ALONE_PARAMETERS_PER_S + model.spec.num_hidden_layers * ALONE_LAYER_S
-    if tokens * model.num_parameters <= WORK_ONE_BY_ONE:
-        sparse_s = tokens * alone_s
-    elif build.sees_residency:
-        sparse_s = MAX_TOKENS * alone_s + tokens * alone_s / min(LANES, build.threads)
-    else:
-        sparse_s = MAX_TOKENS * alone_s + SPARSE_PASSES * build.forward_s(tokens)
-    named = build.settings["plan"].get("draft")
-    if named != NO_DRAFT and (named is not None or build.has("explore")):  # a search may draft, too
-        sparse_s += 2 * NEW_TOKENS * alone_s
-    return DENSE_PASSES * build.forward_s(tokens) + len(build.dram_budgets_bytes) * sparse_s
 
 
 def _quality(nll_artifact: tuple[float, ...], compared: Compared) -> dict[str, Any]:
