@@ -95,9 +95,17 @@ class Replays:
         perplexity requires it, so a predictor may turn out slower than estimated here."""
         self._inputs, self._overprediction = inputs, overprediction
         self._chosen: OrderedDict[object, Chosen] = OrderedDict()
+        self._found: dict[tuple[str, SearchedRouting | None], Replayed] = {}
 
     def of(self, sparsity: Sparsity, routing: SearchedRouting | None = None) -> Replayed:
-        """Returns the modelled cost of a decoded token, its experts chosen by `routing`; None: by the model's own."""
+        """Returns the modelled cost of a decoded token, its experts chosen by `routing`; None: by the model's own.
+        A division is replayed once, however many searches judge it."""
+        key = sparsity.model_dump_json(), routing
+        if key not in self._found:
+            self._found[key] = self._replayed(sparsity, routing)
+        return self._found[key]
+
+    def _replayed(self, sparsity: Sparsity, routing: SearchedRouting | None) -> Replayed:
         run = self._dense(sparsity)
         if run is not None:
             return Replayed(run.token_s, None)
