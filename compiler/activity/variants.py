@@ -6,6 +6,7 @@ Memory holds a layer, the hidden states of all variants, and a block's logits fo
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import tee
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -71,7 +72,9 @@ def compare(
     of_variants = [_LogSums.empty(num_blocks, length) for _ in range(num_variants)]
     # sums over the vocabulary of exp(logit - highest) of the whole model times the difference of the logits
     weighted = torch.zeros(num_variants, num_blocks, length, dtype=torch.float64)
-    for of_whole, of_hidden in zip(stream.head_parts(whole), (head or stream).head_parts(hidden), strict=True):
+    rows, other_rows = tee(stream.head_weights()) if head is None else (stream.head_weights(), head.head_weights())
+    parts = zip(stream.head_parts(whole, rows), (head or stream).head_parts(hidden, other_rows), strict=True)
+    for of_whole, of_hidden in parts:
 
         def run(block: int, of_whole: HeadPart = of_whole, of_hidden: HeadPart = of_hidden) -> None:
             expected = of_whole.logits(block).float()
