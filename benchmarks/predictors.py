@@ -1,7 +1,7 @@
 """Measures predictors of ReLU models: perplexity, recall, and the savings of sizes layer by layer over one size.
 
 In a model without exact zeros, as the mixture of experts, the active units are the largest half of those that a token
-may use. `predict` itself trains the ladders on calibration text, with as much DRAM as they ask for. Validation text
+may use. `predict` itself trains the trained on calibration text, with as much DRAM as they ask for. Validation text
 chooses sizes, by `size` itself and, for comparison, one rank for all layers: the smallest whose perplexity is within
 the same tolerance. Figures are of test text. For less DRAM the table has the curve from bytes to perplexity.
 """
@@ -21,7 +21,7 @@ from coldpress.compiler.activity.calibration_pass import PassConfig, count_activ
 from coldpress.compiler.activity.layer_counts import ActivityRule, exact_families
 from coldpress.compiler.block_statistics import standard_error
 from coldpress.compiler.io import Workspace
-from coldpress.compiler.stages.predict import PredictConfig, Trainer, ladder_ranks
+from coldpress.compiler.stages.predict import PredictConfig, Trainer, ranks_tried
 from coldpress.compiler.stages.predict import run as predict
 from coldpress.compiler.stages.size import SizeConfig, choose
 from coldpress.compiler.stages.size.passes import network_of, nll_with
@@ -30,7 +30,7 @@ from coldpress.schemas.activations import Activations
 from coldpress.schemas.corpus import Corpus
 from coldpress.schemas.families import WHOLE_MLP as FAMILY
 from coldpress.schemas.families import FormatName, used_share
-from coldpress.schemas.predictors import Ladder, Predictors
+from coldpress.schemas.predictors import Predictors, TrainedLayer
 from tests.support.statistics import sparsity_of
 
 PREDICTOR = predictor.Plugin()
@@ -69,21 +69,21 @@ class Case:
         )
 
     @functools.cached_property
-    def ladders(self) -> dict[int, Ladder]:
-        """The ladders that `predict` trains, by layer."""
+    def trained(self) -> dict[int, TrainedLayer]:
+        """The trained that `predict` trains, by layer."""
         work = Workspace(self.folder / "predict", "benchmark")
         found = predict(PredictConfig(), self.model, self.activations, self.sparsity, self.layers, work, 1)
-        return {ladder.layer: ladder for ladder in found.layers}
+        return {trained_layer.layer: trained_layer for trained_layer in found.layers}
 
     @functools.cached_property
     def unlimited(self) -> Predictors:
         """The sizes per layer that `size` chooses without a limit on bytes."""
-        return self.chosen(UNLIMITED, self.ladders)
+        return self.chosen(UNLIMITED, self.trained)
 
-    def chosen(self, limit: int, ladders: dict[int, Ladder]) -> Predictors:
+    def chosen(self, limit: int, trained: dict[int, TrainedLayer]) -> Predictors:
         """Chooses sizes per layer of at most `limit` bytes."""
         no_topk = dict.fromkeys(self.layers, 0)
-        return choose(PREDICTOR, self.stream, self.splits["validation"], ladders, limit, TOLERANCE, no_topk)
+        return choose(PREDICTOR, self.stream, self.splits["validation"], trained, limit, TOLERANCE, no_topk)
 
     def ratio(self, predictors: Predictors) -> tuple[float, float]:
         """Returns (`ppl_ratio` of test text, its standard error from differences by block)."""
@@ -115,26 +115,26 @@ def best_single(case: Case, level: int) -> Predictors:
         Trainer(config, case.model, case.activations, entry, FAMILY, case.format_name, work)
         for entry in case.activations.layers
     ]
-    ladders = dict(case.ladders)
+    trained = dict(case.trained)
     found = None
-    for rank in ladder_ranks(0, case.largest, case.format_name):
+    for rank in ranks_tried(0, case.largest, case.format_name):
         for layer, trainer in enumerate(trainers):
-            rung, _ = trainer.rung(rank)
-            rung = rung.model_copy(update={"points": (rung.points[min(level, len(rung.points) - 1)],)})
-            ladders[layer] = ladders[layer].model_copy(update={"suggested_rank": rank, "rungs": (rung,)})
-        found = case.chosen(UNLIMITED, ladders)
+            size, _ = trainer.size(rank)
+            size = size.model_copy(update={"points": (size.points[min(level, len(size.points) - 1)],)})
+            trained[layer] = trained[layer].model_copy(update={"suggested_rank": rank, "sizes": (size,)})
+        found = case.chosen(UNLIMITED, trained)
         if validation_ratio(found) <= 1 + TOLERANCE:
             break
     assert found is not None
     return found
 
 
-def level_of(found: Predictors, ladders: dict[int, Ladder]) -> int:
+def level_of(found: Predictors, trained: dict[int, TrainedLayer]) -> int:
     """Returns the level of thresholds at which predictors work; a layer with fewer levels is at its last."""
     thresholds = {
-        (layer, rung.rank): [point.threshold for point in rung.points]
-        for layer, ladder in ladders.items()
-        for rung in ladder.rungs
+        (layer, size.rank): [point.threshold for point in size.points]
+        for layer, trained_layer in trained.items()
+        for size in trained_layer.sizes
     }
     return max(thresholds[entry.layer, entry.rank].index(entry.threshold) for entry in found.layers)
 
@@ -212,12 +212,12 @@ class Plugin(Benchmark[Options]):
         options, folder = self.options, self.folder / f"{name}-{format_name}"
         case = self.once((name, format_name), lambda: Case(name, format_name, folder, options))
         if sizes == SINGLE:
-            found = best_single(case, level_of(case.unlimited, case.ladders))
+            found = best_single(case, level_of(case.unlimited, case.trained))
         elif sizes == PER_LAYER:
             found = case.unlimited
         else:
-            found = case.chosen(int(LIMITS[sizes] * nbytes_of(case.unlimited)), case.ladders)
-        yield {"level": None if sizes == SINGLE else level_of(found, case.ladders), **row_of(case, found)}
+            found = case.chosen(int(LIMITS[sizes] * nbytes_of(case.unlimited)), case.trained)
+        yield {"level": None if sizes == SINGLE else level_of(found, case.trained), **row_of(case, found)}
 
     def figures(self, rows: Rows) -> Figures:
         found = {(row["model"], row["sizes"]): row for row in rows if row["format"] == self.options.formats[0]}

@@ -64,7 +64,7 @@ class Build:
     """Memory of an idle process that has imported numpy, or torch and transformers."""
     BLOCK_BYTES: ClassVar[int] = 64 << 20
     """Buffers of fixed size: blocks that are read, encoded, hashed or written at a time."""
-    LADDER_SHARE: ClassVar[int] = 3
+    ALL_SIZES_SHARE: ClassVar[int] = 3
     """All sizes of a predictor over its largest size: they grow by a third or a half (compiler/stages/predict)."""
     OVERHEAD_BYTES: ClassVar[int] = 64 << 20
     """Extra bytes of an artifact or an exported file: tokenizer, documents, tables, and the file system's own data."""

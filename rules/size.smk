@@ -3,7 +3,7 @@ rule size:
         model=SOURCE,
         corpus=f"{MODEL}/tokenize.json",
         sparsity=f"{DEVICE}/allocate.json",
-        ladders=per_chunk("predict"),
+        trained=per_chunk("predict"),
         arrays=arrays(SOURCE, f"{MODEL}/tokenize.json", f"{DEVICE}/allocate.json", per_chunk("predict")),
     output:
         record=f"{DEVICE}/size.json",

@@ -4,7 +4,7 @@ A unit is predicted active where fc2 · relu(fc1 · x) >= threshold; x is the ML
 experts fc2 has a row for every unit of every expert, and a token scores only the units of the experts that it uses;
 densities are, as everywhere, shares of all experts' units.
 Arrays of a predictor: `fc1`, `fc2` uint8 [rows, row_bytes], each row encoded in `format` along its last dimension.
-`predict` makes a ladder of predictors for every layer, and `size` takes one of each ladder. Predictors are valid only
+`predict` trains predictors of several sizes for every layer, and `size` takes one of them. Predictors are valid only
 for the weights with digest `weights_sha256`. A layer that uses all its units has no predictor.
 """
 
@@ -29,7 +29,7 @@ class Point(Record):
     predicted_density: Share
 
 
-class Rung(Record):
+class PredictorSize(Record):
     """A predictor of one size."""
 
     rank: PositiveCount
@@ -39,7 +39,7 @@ class Rung(Record):
     """Thresholds by falling value: the first obeys the limit of overprediction; the others miss less, without limit."""
 
 
-class Ladder(Record):
+class TrainedLayer(Record):
     """One layer's predictors, the smallest first."""
 
     layer: Count
@@ -49,15 +49,15 @@ class Ladder(Record):
     skewness: Share
     """0 if all units are equally likely to be active, 1 if each is always or never active (compiler/stages/predict)."""
     suggested_rank: PositiveCount
-    """The rank that sparsity and skewness suggest; one of the rungs."""
-    rungs: tuple[Rung, ...] = Field(min_length=1)
+    """The rank that sparsity and skewness suggest; one of the sizes."""
+    sizes: tuple[PredictorSize, ...] = Field(min_length=1)
 
 
-class Ladders(Record):
+class TrainedPredictors(Record):
     """The result of `predict` for a chunk of layers."""
 
     weights_sha256: Sha256
-    layers: tuple[Ladder, ...]
+    layers: tuple[TrainedLayer, ...]
 
 
 class LayerPredictor(Point):

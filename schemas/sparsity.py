@@ -114,7 +114,7 @@ class Tried(ByLayer):
     """DRAM that a skipped method needs before it caches any unit; None if that was not the reason."""
 
 
-class Rung(Record):
+class Decision(Record):
     """The decision for one DRAM budget, apart from what all budgets of an artifact share."""
 
     options: Options = Field(default={})
@@ -137,8 +137,8 @@ class Rung(Record):
         return self.tried[0].routing if self.tried else None
 
 
-class Sparsity(Rung, ByLayer):
-    """The decision of `allocate` for the largest DRAM budget, whose plan runs by default; `ladder` has the others."""
+class Sparsity(Decision, ByLayer):
+    """The decision of `allocate` for the largest DRAM budget, whose plan runs by default; `smaller` has the others."""
 
     LATER = (*ByLayer.LATER, "curves")
 
@@ -154,7 +154,7 @@ class Sparsity(Rung, ByLayer):
     """The format of predictors; None if the method has none."""
     layers_per_group: PositiveCount = 1
     """Consecutive layers whose units lie together on flash (ActiveFlow 3, Fig. 9); the last group may be smaller."""
-    ladder: tuple[Rung, ...] = ()
+    smaller: tuple[Decision, ...] = ()
     """The further budgets, the largest first."""
     curves: Curves | None = None
     """Those of `explore` and of this stage; None, which is left out of the file, where the method was given."""
@@ -164,14 +164,14 @@ class Sparsity(Rung, ByLayer):
         return self.beside(self.format)
 
     @property
-    def rungs(self) -> tuple["Sparsity", ...]:
+    def decisions(self) -> tuple["Sparsity", ...]:
         """Returns the decision for each budget alone, the largest first."""
-        alone = self.model_copy(update={"ladder": ()})
+        alone = self.model_copy(update={"smaller": ()})
         return (
             alone,
             *(
-                alone.model_copy(update={name: getattr(rung, name) for name in Rung.model_fields})
-                for rung in self.ladder
+                alone.model_copy(update={name: getattr(decision, name) for name in Decision.model_fields})
+                for decision in self.smaller
             ),
         )
 
@@ -179,7 +179,7 @@ class Sparsity(Rung, ByLayer):
     def smallest(self) -> "Sparsity":
         """Returns the decision for the smallest budget. Reading costs most there, so that stages which prepare what all
         budgets share (weights, counts, pins, orders, predictors) prepare it for this one."""
-        return self.rungs[-1]
+        return self.decisions[-1]
 
     @property
     def families(self) -> tuple[FamilyName, ...]:

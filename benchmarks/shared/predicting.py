@@ -51,8 +51,8 @@ def predicting(case: Case, density: float, folder: Path) -> Sparse:
     )
     work = Workspace(folder / f"predict-{density}", "benchmark")
     arrays = dict(choice.arrays)
-    for ladder in predict(PredictConfig(), case.model, counted, asked, layers, work, 1).layers:
-        rung = ladder.rungs[-1]
-        network = {**load_arrays(rung.arrays), "format": ladder.format, "threshold": rung.points[0].threshold}
-        arrays[ladder.layer, FAMILY] = {**arrays[ladder.layer, FAMILY], **network}
+    for trained_layer in predict(PredictConfig(), case.model, counted, asked, layers, work, 1).layers:
+        size = trained_layer.sizes[-1]
+        network = {**load_arrays(size.arrays), "format": trained_layer.format, "threshold": size.points[0].threshold}
+        arrays[trained_layer.layer, FAMILY] = {**arrays[trained_layer.layer, FAMILY], **network}
     return Sparse(choice.selector, (FAMILY,), arrays)

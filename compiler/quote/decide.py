@@ -122,7 +122,7 @@ class _Quoting:
     def _quote(self, found: Searched, least: int, refused: ColdpressError | None) -> DeviceQuote:
         judge, best = found.judge, found.best
         budget_bytes = judge.dram_budget_bytes if best is None else judge.budget_bytes(best.candidate)
-        steps = self._steps(found, budget_bytes, least) if self._asked.with_steps and not self._is_ladder else ()
+        steps = self._steps(found, budget_bytes, least) if self._asked.with_steps and not self._has_several else ()
         figures = {"least_dram_bytes": self._exact(least, "buffers, tensors that stay in DRAM, and the KV cache")}
         figures |= self._recommended(steps)
         shared = {"device": self._device.name, "dram_budget_bytes": budget_bytes, "steps": steps}
@@ -151,7 +151,7 @@ class _Quoting:
     # Searching
 
     @property
-    def _is_ladder(self) -> bool:
+    def _has_several(self) -> bool:
         return len(self._budgets) > 1
 
     def _searched(self, budget_bytes: int, narrowed: Callable[[Space], Space]) -> Searched:

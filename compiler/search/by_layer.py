@@ -1,6 +1,6 @@
 """Divides bytes among layers: starts from the smallest predictor, or format, of each, and spends each byte where it
-saves most. Pure: bytes and effects go in, positions on ladders come out. Effects of layers are assumed to add up; the
-caller measures the true effect of all together."""
+saves most. Pure: bytes and effects go in, positions among the choices come out. Effects of layers are assumed to add
+up; the caller measures the true effect of all together."""
 
 import functools
 import math
@@ -8,12 +8,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 Sizes = tuple[int, ...]
-"""Per layer, the position of its predictor, or format, on its ladder."""
+"""Per layer, the position of its predictor, or format, among its choices."""
 
 
 @dataclass(frozen=True)
 class LayerOptions:
-    """The choices for one layer: one entry per position on its ladder, the smallest first."""
+    """The choices for one layer: the smallest first."""
 
     nbytes: tuple[int, ...]
     effect: tuple[float, ...]

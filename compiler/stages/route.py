@@ -152,13 +152,13 @@ def run(
     tokens = blocks[: max(1, MOST_TOKENS // blocks.shape[1])]
     orders, ranks = built_orders(order), built_ranks(placement, layout.sections)
     found: list[tuple[Plan, PlanChoice]] = []
-    for plan, choice, rung in zip(plans.plans, plans.choices, sparsity.rungs, strict=True):
-        limit = _limit(config, rung)
+    for plan, choice, decision in zip(plans.plans, plans.choices, sparsity.decisions, strict=True):
+        limit = _limit(config, decision)
         if (why_not := _why_not(plan, layout, limit)) is not None:
             found.append((plan, _because(choice, why_not)))
             continue
-        setting = Setting(model, rung.formats, device, layout.sections, plan, orders, ranks)
-        (family,) = rung.families
+        setting = Setting(model, decision.formats, device, layout.sections, plan, orders, ranks)
+        (family,) = decision.families
         caches = functools.partial(full_cache, setting, family=family)
         search = _Search(CachedRouting(stream, load(PACKAGE, Routing, limit.routing), caches), tokens, limit.most_kld)
         found.append(_settled(plan, choice, limit.routing, search))
@@ -264,10 +264,12 @@ class _Limit(NamedTuple):
     """Nats per token; 0 if routers choose as the model was trained."""
 
 
-def _limit(config: RouteConfig, rung: Sparsity) -> _Limit:
+def _limit(config: RouteConfig, decision: Sparsity) -> _Limit:
     if config.routing != AUTO:
         return _Limit(config.routing, config.routing_kl)
-    return _Limit(EXACT, 0.0) if rung.routing is None else _Limit(rung.routing.routing, rung.routing.mean_kld)
+    return (
+        _Limit(EXACT, 0.0) if decision.routing is None else _Limit(decision.routing.routing, decision.routing.mean_kld)
+    )
 
 
 def _settled(plan: Plan, choice: PlanChoice, routing: RoutingName, search: _Search) -> tuple[Plan, PlanChoice]:

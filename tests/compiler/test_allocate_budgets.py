@@ -64,8 +64,8 @@ def found(model: Model, activations: Activations, tmp_path_factory: pytest.TempP
 
 def test_each_budget_has_its_own_density(found: Sparsity) -> None:
     """Budgets that must read use as few units as the quality allows; with room for everything nothing is left out."""
-    assert (found.method, len(found.rungs)) == ("topk", 3)
-    densities = [{share for entry in rung.densities for share in entry.per_layer} for rung in found.rungs]
+    assert (found.method, len(found.decisions)) == ("topk", 3)
+    densities = [{share for entry in decision.densities for share in entry.per_layer} for decision in found.decisions]
     assert densities[0] == {1.0}
     for density in densities[1:]:
         assert max(density) == pytest.approx(0.3, abs=0.01)
@@ -75,14 +75,14 @@ def test_each_budget_has_its_own_density(found: Sparsity) -> None:
 
 
 def test_no_budget_is_slower_than_a_dense_run_in_it(found: Sparsity) -> None:
-    for rung in found.rungs:
-        taken, *others = rung.tried
+    for decision in found.decisions:
+        taken, *others = decision.tried
         (dense,) = [entry for entry in others if entry.method == "dense"]
         assert taken.token_s is not None
         assert dense.token_s is not None
         assert taken.token_s <= (1 + MARGIN) * dense.token_s
         assert taken.dram_bytes is not None
-        assert taken.dram_bytes <= rung.budget.dram_budget_bytes
+        assert taken.dram_bytes <= decision.budget.dram_budget_bytes
 
 
 @pytest.mark.parametrize("settings", [{}, {"cache": "lfu", "min_tokens_per_s": True}])
@@ -90,7 +90,7 @@ def test_each_budget_alone_takes_the_same_of_what_they_share(
     model: Model, activations: Activations, found: Sparsity, tmp_path: Path, settings: dict[str, Any]
 ) -> None:
     """All densities and caches are judged for each budget, in tables for three plans."""
-    middle, smallest = (rung.tried[0].token_s or 0.0 for rung in found.rungs[1:])
+    middle, smallest = (decision.tried[0].token_s or 0.0 for decision in found.decisions[1:])
     enough_s = (middle + smallest) / 2  # the middle budget reaches that with more units than it must use
     settings = settings | ({"min_tokens_per_s": 1 / enough_s} if settings else {})
     together = divided(tmp_path, model, activations, **settings) if settings else found
@@ -103,16 +103,16 @@ def test_each_budget_alone_takes_the_same_of_what_they_share(
         own = space.densities
         return replace(space, methods=("topk",), densities=lambda *which: (*own(*which), 1.0))
 
-    for rung, budget in zip(together.rungs, reversed(BUDGETS), strict=True):
+    for decision, budget in zip(together.decisions, reversed(BUDGETS), strict=True):
         config = config_of(dram_budget=budget, **settings)
         judged = searched(config, inputs, Floor(curves, 1.05), narrowed, search=exhaustive).judged
         wanted = judged if judged[0].holds_everything else [min(judged, key=lambda one: one.token_s)]
         if settings:
             wanted = [one for one in judged if one.token_s <= enough_s] or wanted
         best = min(wanted, key=lambda one: (one.ppl_ratio, one.token_s))
-        assert (rung.tried[0].density, rung.tried[0].token_s) == (best.density, best.token_s)
-        assert best.holds_everything or rung.cache == best.candidate.cache
-    assert len({rung.tried[0].density for rung in together.rungs}) == (3 if settings else 2)
+        assert (decision.tried[0].density, decision.tried[0].token_s) == (best.density, best.token_s)
+        assert best.holds_everything or decision.cache == best.candidate.cache
+    assert len({decision.tried[0].density for decision in together.decisions}) == (3 if settings else 2)
 
 
 def kept_keys(folder: Path, model: Model, activations: Activations, lost: float, **settings: Any) -> Sparsity:
@@ -143,15 +143,15 @@ def test_keys_and_values_make_room_where_that_keeps_the_quality(activations: Act
     assert found.tried[0].reason is not None
     assert "; keys and values in int8, since fp16 takes" in found.tried[0].reason
     assert kept_keys(tmp_path / "2", model, activations, 0.1, **settings).kv_cache == "fp16", "beyond the floor"
-    ladder = kept_keys(tmp_path / "3", model, activations, 0.001, **settings | {"dram_budget": "80%,90%"})
-    assert {rung.kv_cache for rung in ladder.rungs} == {"int8"}, "all plans of an artifact share it"
+    several = kept_keys(tmp_path / "3", model, activations, 0.001, **settings | {"dram_budget": "80%,90%"})
+    assert {decision.kv_cache for decision in several.decisions} == {"int8"}, "all plans of an artifact share it"
 
 
 def test_what_the_user_gives_holds_for_every_budget(model: Model, activations: Activations, tmp_path: Path) -> None:
     found = divided(tmp_path, model, activations, density=0.3, cache="lru")
     assert found.method == "topk"
-    assert {rung.cache for rung in found.rungs} == {"lru"}
-    assert [rung.densities for rung in found.rungs] == [found.densities] * 3
+    assert {decision.cache for decision in found.decisions} == {"lru"}
+    assert [decision.densities for decision in found.decisions] == [found.densities] * 3
     assert found.tried[0].density == pytest.approx(0.3, abs=0.01)
 
 
@@ -161,10 +161,11 @@ def test_the_same_inputs_give_the_same_record(
     again = divided(tmp_path, model, activations)
 
     def content(sparsity: Sparsity) -> list[dict[str, Any]]:
-        hashes = [None if rung.arrays is None else rung.arrays.sha256 for rung in sparsity.rungs]
+        hashes = [None if decision.arrays is None else decision.arrays.sha256 for decision in sparsity.decisions]
         places: dict[str, Any] = {"arrays": True, "curves": {"trace": {"array_file"}}}
         return [
-            rung.model_dump(exclude=places) | {"sha256": own} for rung, own in zip(sparsity.rungs, hashes, strict=True)
+            decision.model_dump(exclude=places) | {"sha256": own}
+            for decision, own in zip(sparsity.decisions, hashes, strict=True)
         ]
 
     assert content(again) == content(found)
@@ -261,7 +262,9 @@ def test_a_share_is_one_of_what_the_chosen_formats_take(tmp_path: Path, model: M
         found = allocate.run(config, model, activations, DEVICE, work, curves=curves)
         assert found.format == "int8_group32"
         shape = model, found.format, 128, found.kv_cache, DEVICE.flash.page_bytes.value, caches_for("auto")
-        assert [rung.budget.dram_budget_bytes for rung in found.rungs] == list(Whole(*shape).budgets(budget))
+        assert [decision.budget.dram_budget_bytes for decision in found.decisions] == list(
+            Whole(*shape).budgets(budget)
+        )
 
 
 def test_a_share_that_only_a_larger_format_makes_enough_is_no_refusal(

@@ -161,8 +161,8 @@ def test_a_build_pins_as_many_units_in_each_layer_and_reads_ahead(
     assert len(found.plans) == 2
     for choice in found.made.choices:
         assert any("bytes of the next layer's are read ahead" in reason for reason in choice.reasons)
-    for plan, rung in zip(found.plans, sparsity.rungs, strict=True):
-        room = rung.budget.buffer_bytes + rung.budget.cache_bytes
+    for plan, decision in zip(found.plans, sparsity.decisions, strict=True):
+        room = decision.budget.buffer_bytes + decision.budget.cache_bytes
         expected = dense_run(model, FORMAT, CONTEXT, plan.dram_budget_bytes, device, room_bytes=room)
         assert expected is not None
         assert expected.preload_buffer_bytes > 0

@@ -9,7 +9,7 @@ import torch
 from coldpress.compiler.activity import gram_pass
 from coldpress.compiler.io import Workspace, load_arrays, save_arrays
 from coldpress.compiler.stages import gram, ingest, quantize
-from coldpress.compiler.stages.allocate import with_ladder
+from coldpress.compiler.stages.allocate import with_smaller
 from coldpress.compiler.stages.gram import GramConfig
 from coldpress.compiler.stages.ingest import IngestConfig
 from coldpress.compiler.stages.quantize import QuantizeConfig
@@ -148,6 +148,6 @@ def test_of_several_budgets_the_smallest_one_s_units_count(model, corpus, tmp_pa
     every = fitted(tiny_sparsity(model, "topk", "fp16", density=1.0), model.spec, tmp_path / "all")
     found = {
         name: [layer.arrays.sha256 for layer in grams_of(model, corpus, chosen, tmp_path / name, tokens=TOKENS).layers]
-        for name, chosen in (("few", few), ("all", every), ("both", with_ladder(every, [few])))
+        for name, chosen in (("few", few), ("all", every), ("both", with_smaller(every, [few])))
     }
     assert found["both"] == found["few"] != found["all"]

@@ -8,7 +8,7 @@ import pytest
 
 from coldpress.compiler.activity.packed_bits import adjacent_share
 from coldpress.compiler.io import Workspace, load_arrays
-from coldpress.compiler.stages.allocate import with_ladder
+from coldpress.compiler.stages.allocate import with_smaller
 from coldpress.compiler.stages.order import OrderConfig, auto, ripple
 from coldpress.compiler.stages.order import run as run_stage
 from coldpress.compiler.stages.order._task import Arranged, OrderTask
@@ -151,7 +151,7 @@ def test_of_several_budgets_the_smallest_one_is_ordered_for(tmp_path: Path) -> N
     large = sparsity_of("predictor", {"neuron": (1.0,) * 2}, cache_bytes=1 << 24)
     found = {
         name: run(OrderConfig(order="misses"), activations, chosen, (0, 1), workspace(tmp_path / name))
-        for name, chosen in (("small", small), ("large", large), ("both", with_ladder(large, [small])))
+        for name, chosen in (("small", small), ("large", large), ("both", with_smaller(large, [small])))
     }
     orders = {name: [order_of(entry).tolist() for entry in order.entries] for name, order in found.items()}
     assert orders["both"] == orders["small"] != orders["large"]

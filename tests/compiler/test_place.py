@@ -10,7 +10,7 @@ from coldpress.compiler.activity.held_out import Context, Trace, Window, split_t
 from coldpress.compiler.cost_model import PEAK_READ_BYTES
 from coldpress.compiler.io import load_arrays
 from coldpress.compiler.seconds import Reading
-from coldpress.compiler.stages.allocate import with_ladder
+from coldpress.compiler.stages.allocate import with_smaller
 from coldpress.compiler.stages.place import PlaceConfig, _flash_seconds, choose_share, counts_of, run
 from coldpress.compiler.stages.place._program import (
     Problem,
@@ -349,7 +349,7 @@ def test_of_several_budgets_units_are_pinned_for_the_smallest(tmp_path: Path) ->
     large = sparsity_of("predictor", {"neuron": (1.0,) * LAYERS}, 200 * UNIT_BYTES)
     pinned = {
         name: run(PlaceConfig(), model_of(LAYERS), activations, chosen, device_of(), workspace(tmp_path / name))
-        for name, chosen in (("small", small), ("large", large), ("both", with_ladder(large, [small])))
+        for name, chosen in (("small", small), ("large", large), ("both", with_smaller(large, [small])))
     }
     layers = {name: [entry.num_pinned for entry in placement.layers] for name, placement in pinned.items()}
     assert layers["both"] == layers["small"] != layers["large"]

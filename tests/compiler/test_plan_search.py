@@ -1,11 +1,11 @@
-"""plan: what is compared on held-out tokens and what is kept of it, and a ladder of plans for several budgets."""
+"""plan: what is compared on held-out tokens and what is kept of it, and plans for several budgets."""
 
 import numpy as np
 import pytest
 
 from coldpress.compiler.activity.held_out import Window
 from coldpress.compiler.io import save_arrays
-from coldpress.compiler.stages.allocate import with_ladder
+from coldpress.compiler.stages.allocate import with_smaller
 from coldpress.compiler.stages.plan import _search, plan_names
 from coldpress.compiler.stages.plan._search import MeasuredPlan, PlanInputs, Replay
 from coldpress.runtime.artifact.checks import check_manifest
@@ -148,29 +148,29 @@ def test_a_cache_that_finds_nothing_is_said(compared):
     assert any("nothing is found in DRAM: it holds 0 units, fewer than the" in reason for reason in choice.reasons)
 
 
-def with_rungs(folder, model, sparsity, *rungs):
+def with_budgets(folder, model, sparsity, *decisions):
     """`sparsity` with further budgets, by bytes and density."""
     found = []
-    for budget_bytes, density in rungs:
-        rung = fitted(
+    for budget_bytes, density in decisions:
+        decision = fitted(
             tiny_sparsity(model, sparsity.method, sparsity.format, density=density),
             model.spec,
             folder / str(budget_bytes),
         )
-        budget = rung.budget.model_copy(update={"dram_budget_bytes": budget_bytes})
-        found.append(rung.model_copy(update={"budget": budget}))
-    return with_ladder(sparsity, found)
+        budget = decision.budget.model_copy(update={"dram_budget_bytes": budget_bytes})
+        found.append(decision.model_copy(update={"budget": budget}))
+    return with_smaller(sparsity, found)
 
 
-def test_a_ladder_has_a_plan_for_each_budget(tmp_path):
+def test_an_artifact_has_a_plan_for_each_budget(tmp_path):
     """Each keeps the reader's rules; the tables have the arrays of all, and larger budgets pin more than the units that
     `place` pins for the smallest."""
     model, sparsity, placement, device = records(tmp_path, num_pinned=9, num_hidden_layers=11, share=0.8)
     most = sparsity.budget.dram_budget_bytes
     less = most - sparsity.budget.cache_bytes // 4, most - sparsity.budget.cache_bytes // 2
-    ladder = with_rungs(tmp_path, model, sparsity, (less[0], 0.2), (less[1], 0.125))
-    found = laid(model, ladder, placement, device)
-    manifest = manifest_of(model, ladder, placement, device, found)
+    several = with_budgets(tmp_path, model, sparsity, (less[0], 0.2), (less[1], 0.125))
+    found = laid(model, several, placement, device)
+    manifest = manifest_of(model, several, placement, device, found)
     check_manifest(manifest)
     assert [plan.dram_budget_bytes for plan in found.plans] == [most, *less]
     assert [{part.density for part in plan.parts} for plan in found.plans] == [{0.25}, {0.2}, {0.125}]
@@ -193,7 +193,7 @@ def test_a_larger_budget_of_a_dense_run_pins_whole_layers(tmp_path):
     (first, *others) = placement.layers
     placement = placement.model_copy(update={"layers": (first.model_copy(update={"num_pinned": 5}), *others)})
     less = sparsity.budget.dram_budget_bytes - int(0.85 * sparsity.budget.cache_bytes)
-    found = laid(model, with_rungs(tmp_path, model, sparsity, (less, 1.0)), placement, device)
+    found = laid(model, with_budgets(tmp_path, model, sparsity, (less, 1.0)), placement, device)
     large, small = ([part.num_pinned for part in plan.parts] for plan in found.plans)
     units = num_units("neuron", model.spec)
     whole = large.count(units)
@@ -208,17 +208,17 @@ def test_each_plan_says_which_density_and_why(tmp_path):
     model, sparsity, placement, device = records(tmp_path, num_hidden_layers=11, share=0.8)
     less = sparsity.budget.dram_budget_bytes - sparsity.budget.cache_bytes // 4
     sparsity = sparsity.model_copy(update={"tried": (Tried(method="topk", reason="the fastest"),)})
-    ladder = with_rungs(tmp_path, model, sparsity, (less, 0.125))
-    rung = ladder.ladder[0].model_copy(update={"tried": (Tried(method="topk", reason="the slowest"),)})
-    choices = laid(model, ladder.model_copy(update={"ladder": (rung,)}), placement, device).made.choices
+    several = with_budgets(tmp_path, model, sparsity, (less, 0.125))
+    decision = several.smaller[0].model_copy(update={"tried": (Tried(method="topk", reason="the slowest"),)})
+    choices = laid(model, several.model_copy(update={"smaller": (decision,)}), placement, device).made.choices
     assert choices[0].reasons[0] == "topk in int8_group32 at density 0.25: the fastest"
     assert choices[1].reasons[0].endswith(": the slowest")
 
 
-def test_a_ladder_whose_largest_budget_holds_everything_says_so(tmp_path):
+def test_an_artifact_whose_largest_budget_holds_everything_says_so(tmp_path):
     model, sparsity, placement, device = records(tmp_path, share=3.0)
-    ladder = with_rungs(tmp_path, model, sparsity, (whole_of((model, sparsity, placement, device)) - 20_000, 0.25))
-    found = laid(model, ladder, placement, device)
+    several = with_budgets(tmp_path, model, sparsity, (whole_of((model, sparsity, placement, device)) - 20_000, 0.25))
+    found = laid(model, several, placement, device)
     assert [holds_everything(plan, found.sections) for plan in found.plans] == [True, False]
     assert "the whole model fits" in found.made.choices[0].reasons[0]
     assert "the whole model fits" not in found.made.choices[1].reasons[0]

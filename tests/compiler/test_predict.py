@@ -10,7 +10,7 @@ import torch
 from coldpress.compiler.activity.predictor_network import Weights
 from coldpress.compiler.io import load_arrays, save_arrays
 from coldpress.compiler.stages.allocate import AllocateConfig
-from coldpress.compiler.stages.predict import PredictConfig, ladder_ranks, run
+from coldpress.compiler.stages.predict import PredictConfig, ranks_tried, run
 from coldpress.compiler.stages.predict import training as training
 from coldpress.runtime.plugins import load, names
 from coldpress.runtime.quantization import Format
@@ -19,7 +19,7 @@ from coldpress.schemas.activations import Activations
 from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.families import FormatName
 from coldpress.schemas.model import Model, TensorSource
-from coldpress.schemas.predictors import Ladder, Ladders, Point
+from coldpress.schemas.predictors import Point, TrainedLayer, TrainedPredictors
 from tests.support.methods import nothing_cached
 from tests.support.statistics import activations_of, model_of, pack, sparsity_of, workspace
 
@@ -59,7 +59,7 @@ class Setting:
         threads: int = 1,
         ranks: tuple[int, ...] = (32,) * LAYERS,
         format_name: FormatName = "fp16",
-    ) -> Ladders:
+    ) -> TrainedPredictors:
         densities = {"neuron": tuple(0.15 if rank else 1.0 for rank in ranks)}
         sparsity = sparsity_of("predictor", densities, predictor_rank=ranks, predictor_format=format_name)
         work = workspace(self.folder / name)
@@ -94,48 +94,48 @@ def setting(tmp_path_factory: pytest.TempPathFactory) -> Setting:
 
 
 @pytest.fixture(scope="module")
-def ladders(setting: Setting) -> Ladders:
+def trained(setting: Setting) -> TrainedPredictors:
     return setting.run("all", 0, 1, 2)
 
 
-def best(ladder: Ladder) -> Point:
+def best(one: TrainedLayer) -> Point:
     """Of the largest predictor."""
-    return ladder.rungs[-1].points[0]
+    return one.sizes[-1].points[0]
 
 
-def test_active_units_are_found_within_the_limit(setting: Setting, ladders: Ladders) -> None:
-    for ladder, statistics in zip(ladders.layers, setting.activations.layers, strict=True):
+def test_active_units_are_found_within_the_limit(setting: Setting, trained: TrainedPredictors) -> None:
+    for one, statistics in zip(trained.layers, setting.activations.layers, strict=True):
         density = statistics.family("neuron").density
         assert density is not None
-        found = best(ladder)
+        found = best(one)
         assert found.recall > 0.9  # 0.99 was asked for, on other tokens
         assert found.predicted_density < 1.3 * 1.75 * density  # what was held to the limit are other tokens
         assert found.precision == pytest.approx(found.recall * density / found.predicted_density, rel=0.1)
 
 
-def test_a_ladder_ends_where_a_predictor_finds_what_it_should(ladders: Ladders) -> None:
-    ranks = [[rung.rank for rung in ladder.rungs] for ladder in ladders.layers]
+def test_training_ends_where_a_predictor_finds_what_it_should(trained: TrainedPredictors) -> None:
+    ranks = [[size.rank for size in one.sizes] for one in trained.layers]
     assert ranks[0][-1] < ranks[2][-1] == 32
-    for ladder in ladders.layers:
-        recalls = [rung.points[0].recall for rung in ladder.rungs]
+    for one in trained.layers:
+        recalls = [size.points[0].recall for size in one.sizes]
         assert recalls[-1] >= recalls[0]
-        assert ladder.suggested_rank in [rung.rank for rung in ladder.rungs]
+        assert one.suggested_rank in [size.rank for size in one.sizes]
 
 
-def test_a_ladder_ends_where_larger_predictors_find_no_more(setting: Setting, tmp_path: Path) -> None:
+def test_training_ends_where_larger_predictors_find_no_more(setting: Setting, tmp_path: Path) -> None:
     """Units that are active by chance: there is nothing to be found, at any rank."""
     chance = np.random.default_rng(1).random((UNITS, TOKENS)) < 0.15
     inputs = load_arrays(setting.activations.layers[0].inputs, "mlp_inputs")["mlp_inputs"]
     activations = activations_of(tmp_path / "activations", [{"neuron": chance}], [inputs])
     sparsity = sparsity_of("predictor", {"neuron": (0.15,)}, predictor_rank=(32,), predictor_format="fp16")
     work = workspace(tmp_path / "work")
-    (ladder,) = run(PredictConfig(predictor_steps=STEPS), setting.model, activations, sparsity, (0,), work, 1).layers
-    assert [rung.rank for rung in ladder.rungs] == list(ladder_ranks(0.15 * HIDDEN, 32, "fp16")[:3])
-    assert len(ladder_ranks(0.15 * HIDDEN, 32, "fp16")) > 3
+    (one,) = run(PredictConfig(predictor_steps=STEPS), setting.model, activations, sparsity, (0,), work, 1).layers
+    assert [size.rank for size in one.sizes] == list(ranks_tried(0.15 * HIDDEN, 32, "fp16")[:3])
+    assert len(ranks_tried(0.15 * HIDDEN, 32, "fp16")) > 3
 
 
-def test_further_thresholds_miss_less_whatever_they_predict(ladders: Ladders) -> None:
-    smallest = ladders.layers[2].rungs[0].points
+def test_further_thresholds_miss_less_whatever_they_predict(trained: TrainedPredictors) -> None:
+    smallest = trained.layers[2].sizes[0].points
     assert len(smallest) > 2
     thresholds = [point.threshold for point in smallest]
     assert thresholds == sorted(thresholds, reverse=True)
@@ -145,7 +145,7 @@ def test_further_thresholds_miss_less_whatever_they_predict(ladders: Ladders) ->
 
 def test_the_largest_allowed_rank_is_the_limit(setting: Setting) -> None:
     found = setting.run("small", 0, 2, ranks=(8, 8, 12)).layers
-    assert [[rung.rank for rung in ladder.rungs] for ladder in found] == [[8], [8, 12]]
+    assert [[size.rank for size in one.sizes] for one in found] == [[8], [8, 12]]
 
 
 def test_skewed_layers_begin_with_smaller_predictors(setting: Setting) -> None:
@@ -167,14 +167,14 @@ def test_skewed_layers_begin_with_smaller_predictors(setting: Setting) -> None:
 @pytest.mark.parametrize("format_name", FINAL)
 def test_the_runtime_s_selector_agrees(setting: Setting, format_name: FormatName) -> None:
     """The figures of the record are those of the stored codes with the stored threshold, token by token."""
-    (ladder,) = setting.run(f"as-{format_name}", 1, format_name=format_name).layers
-    entry, found = ladder.rungs[-1], best(ladder)
+    (one,) = setting.run(f"as-{format_name}", 1, format_name=format_name).layers
+    entry, found = one.sizes[-1], best(one)
     stored, nbytes = load_arrays(entry.arrays), load("coldpress.runtime.quantization", Format, format_name).nbytes
     assert {name: (a.dtype, a.shape) for name, a in stored.items()} == {
         "fc1": (np.uint8, (entry.rank, nbytes(HIDDEN))),
         "fc2": (np.uint8, (UNITS, nbytes(entry.rank))),
     }
-    assert ladder.format == format_name
+    assert one.format == format_name
     assert entry.nbytes == sum(array.nbytes for array in stored.values())
     arrays = {**stored, "format": np.array(format_name), "threshold": np.float32(found.threshold)}
     arrays["num_selected"] = np.array([0])
@@ -184,7 +184,7 @@ def test_the_runtime_s_selector_agrees(setting: Setting, format_name: FormatName
     for token, x in enumerate(inputs.astype(np.float32)):
         predicted[token, predictor.Plugin().select(x, arrays, nothing_cached(UNITS))] = True
     assert predicted.mean() == pytest.approx(found.predicted_density, abs=0.003)
-    assert active.mean() == pytest.approx(ladder.density, abs=0.003)
+    assert active.mean() == pytest.approx(one.density, abs=0.003)
     assert (predicted & active).sum() / active.sum() == pytest.approx(found.recall, abs=0.01)
 
 
@@ -229,19 +229,19 @@ def test_chunks_and_threads_do_not_change_a_byte(setting: Setting, format_name: 
     parallel = setting.run(f"parallel-{format_name}", 0, 1, 2, threads=3, format_name=format_name)
     alone = [setting.run(f"alone-{format_name}", layer, format_name=format_name).layers[0] for layer in range(LAYERS)]
 
-    def content(layers: Iterable[Ladder]) -> list[tuple[str, tuple[Point, ...]]]:
-        return [(rung.arrays.sha256, rung.points) for ladder in layers for rung in ladder.rungs]
+    def content(layers: Iterable[TrainedLayer]) -> list[tuple[str, tuple[Point, ...]]]:
+        return [(size.arrays.sha256, size.points) for one in layers for size in one.sizes]
 
     assert content(parallel.layers) == content(alone) == content(whole.layers)
 
 
-def test_an_interrupted_run_keeps_finished_predictors(setting: Setting, ladders: Ladders) -> None:
-    def times(of: Ladders) -> list[int]:
-        return [Path(rung.arrays.array_file).stat().st_mtime_ns for ladder in of.layers for rung in ladder.rungs]
+def test_an_interrupted_run_keeps_finished_predictors(setting: Setting, trained: TrainedPredictors) -> None:
+    def times(of: TrainedPredictors) -> list[int]:
+        return [Path(size.arrays.array_file).stat().st_mtime_ns for one in of.layers for size in one.sizes]
 
-    before = times(ladders)
+    before = times(trained)
     again = setting.run("all", 0, 1, 2)
-    assert again == ladders
+    assert again == trained
     assert times(again) == before
 
 
@@ -326,17 +326,17 @@ def test_parts_are_disjoint_and_in_order() -> None:
 
 def test_ladders_lie_around_what_is_expected() -> None:
     """120 of a mean of 3 % in OPT-6.7B, and 1,024 and more for its last layer (LLM in a flash C.1)."""
-    assert ladder_ranks(0.03 * 4096, 192, "fp16") == (8, 48, 64, 96, 128, 192)
-    assert {256, 1024} < set(ladder_ranks(0.054 * 4096, 1408, "fp16"))
-    assert ladder_ranks(1000, 40, "fp16") == (8, 40)
-    assert ladder_ranks(0, 40, "fp16") == (8, 16, 24, 32, 40)
+    assert ranks_tried(0.03 * 4096, 192, "fp16") == (8, 48, 64, 96, 128, 192)
+    assert {256, 1024} < set(ranks_tried(0.054 * 4096, 1408, "fp16"))
+    assert ranks_tried(1000, 40, "fp16") == (8, 40)
+    assert ranks_tried(0, 40, "fp16") == (8, 16, 24, 32, 40)
 
 
 @pytest.mark.parametrize("format_name", ["int8_group32", "int4_group32"])
 def test_ranks_fill_the_groups_of_their_format(setting: Setting, format_name: FormatName) -> None:
-    assert ladder_ranks(0, 192, format_name) == (32, 64, 96, 128, 192)
-    (ladder,) = setting.run(f"filled-{format_name}", 0, format_name=format_name).layers
-    assert [rung.rank for rung in ladder.rungs] == [32]
+    assert ranks_tried(0, 192, format_name) == (32, 64, 96, 128, 192)
+    (one,) = setting.run(f"filled-{format_name}", 0, format_name=format_name).layers
+    assert [size.rank for size in one.sizes] == [32]
 
 
 def test_a_method_without_predictors_gets_an_empty_record(setting: Setting) -> None:

@@ -22,7 +22,7 @@ from coldpress.runtime.sparsity import predictor
 from coldpress.schemas.families import num_units
 from coldpress.schemas.manifest import LayerPredictorInfo, Manifest
 from coldpress.schemas.model import Model, TensorSource
-from coldpress.schemas.predictors import Ladder, Ladders, Point, Rung, matrix_shapes
+from coldpress.schemas.predictors import Point, PredictorSize, TrainedLayer, TrainedPredictors, matrix_shapes
 from tests.support.methods import nothing_cached
 from tests.support.product import source_of
 from tests.support.statistics import activations_of, model_of, pack, sparsity_of, workspace
@@ -67,7 +67,7 @@ class Setting:
             }
         )
 
-    def ladders(self, name: str, threads: int = 1) -> Ladders:
+    def trained(self, name: str, threads: int = 1) -> TrainedPredictors:
         sparsity = sparsity_of("predictor", {"neuron": (0.1,)}, predictor_rank=(RANK,), predictor_format="fp16")
         work = workspace(self.folder / name)
         return run(PredictConfig(predictor_steps=60), self.model, self.activations, sparsity, (0,), work, threads)
@@ -79,54 +79,54 @@ def setting(tmp_path_factory: pytest.TempPathFactory) -> Setting:
 
 
 @pytest.fixture(scope="module")
-def ladder(setting: Setting) -> Ladder:
-    return setting.ladders("all").layers[0]
+def trained(setting: Setting) -> TrainedLayer:
+    return setting.trained("all").layers[0]
 
 
-def test_active_units_of_a_token_s_experts_are_found(setting: Setting, ladder: Ladder) -> None:
+def test_active_units_of_a_token_s_experts_are_found(setting: Setting, trained: TrainedLayer) -> None:
     assert 0 < setting.experts[:, -1].mean() < 0.1 < setting.experts[:, 0].mean()
-    found = ladder.rungs[-1].points[0]
+    found = trained.sizes[-1].points[0]
     held_out = setting.active[-TOKENS // 10 :]
-    assert ladder.density == pytest.approx(held_out.mean(), abs=1e-6)
+    assert trained.density == pytest.approx(held_out.mean(), abs=1e-6)
     assert found.recall > 0.9
-    assert found.predicted_density < 1.3 * 1.75 * ladder.density
+    assert found.predicted_density < 1.3 * 1.75 * trained.density
     assert found.predicted_density < CHOSEN / EXPERTS
-    assert found.precision == pytest.approx(found.recall * ladder.density / found.predicted_density, rel=1e-6)
-    assert all(math.isfinite(point.threshold) for rung in ladder.rungs for point in rung.points)
+    assert found.precision == pytest.approx(found.recall * trained.density / found.predicted_density, rel=1e-6)
+    assert all(math.isfinite(point.threshold) for size in trained.sizes for point in size.points)
 
 
-def test_the_runtime_s_selector_agrees(setting: Setting, ladder: Ladder) -> None:
+def test_the_runtime_s_selector_agrees(setting: Setting, trained: TrainedLayer) -> None:
     """The record's figures, from the stored codes, token by token."""
-    rung = ladder.rungs[-1]
-    arrays = {**load_arrays(rung.arrays), "format": np.array("fp16"), "num_selected": np.array([0])}
-    arrays["threshold"] = np.array(rung.points[0].threshold)
+    size = trained.sizes[-1]
+    arrays = {**load_arrays(size.arrays), "format": np.array("fp16"), "num_selected": np.array([0])}
+    arrays["threshold"] = np.array(size.points[0].threshold)
     last = slice(-TOKENS // 10, None)
     predicted = np.zeros_like(setting.active[last])
     for row, x, own in zip(predicted, setting.inputs[last].astype(np.float32), setting.experts[last], strict=True):
         row[PREDICTOR.select_among(x, arrays, nothing_cached(EXPERTS * WIDTH), own)] = True
     assert not predicted[~np.repeat(setting.experts[last], WIDTH, axis=1)].any()
     active = setting.active[last]
-    assert predicted.mean() == pytest.approx(rung.points[0].predicted_density, abs=0.002)
-    assert (predicted & active).sum() / active.sum() == pytest.approx(rung.points[0].recall, abs=0.01)
+    assert predicted.mean() == pytest.approx(size.points[0].predicted_density, abs=0.002)
+    assert (predicted & active).sum() / active.sum() == pytest.approx(size.points[0].recall, abs=0.01)
 
 
-def test_a_predictor_has_a_row_for_every_unit_of_every_expert(setting: Setting, ladder: Ladder) -> None:
-    rung, spec = ladder.rungs[-1], setting.model.spec
-    stored = load_arrays(rung.arrays)
-    assert {name: len(codes) for name, codes in stored.items()} == {"fc1": rung.rank, "fc2": EXPERTS * WIDTH}
+def test_a_predictor_has_a_row_for_every_unit_of_every_expert(setting: Setting, trained: TrainedLayer) -> None:
+    size, spec = trained.sizes[-1], setting.model.spec
+    stored = load_arrays(size.arrays)
+    assert {name: len(codes) for name, codes in stored.items()} == {"fc1": size.rank, "fc2": EXPERTS * WIDTH}
     assert matrix_shapes(spec, 8) == {"fc1": (8, HIDDEN), "fc2": (EXPERTS * WIDTH, 8)}
-    info = LayerPredictorInfo(layer=0, rank=rung.rank, format="fp16", threshold=0.0)
+    info = LayerPredictorInfo(layer=0, rank=size.rank, format="fp16", threshold=0.0)
     layout = predictor_tensors(Manifest.model_construct(model=spec, predictors=(info,)))
     assert {name: (codes.dtype, codes.shape) for name, codes in stored.items()} == {
         name.removeprefix("0."): entry for name, entry in layout.items()
     }
-    assert rung.nbytes == predictor_bytes(spec, rung.rank, "fp16") == layout_bytes(layout)
+    assert size.nbytes == predictor_bytes(spec, size.rank, "fp16") == layout_bytes(layout)
 
 
-def test_threads_do_not_change_a_byte(setting: Setting, ladder: Ladder) -> None:
-    found = setting.ladders("again", threads=3).layers[0]
-    assert [rung.arrays.sha256 for rung in found.rungs] == [rung.arrays.sha256 for rung in ladder.rungs]
-    assert [rung.points for rung in found.rungs] == [rung.points for rung in ladder.rungs]
+def test_threads_do_not_change_a_byte(setting: Setting, trained: TrainedLayer) -> None:
+    found = setting.trained("again", threads=3).layers[0]
+    assert [size.arrays.sha256 for size in found.sizes] == [size.arrays.sha256 for size in trained.sizes]
+    assert [size.points for size in found.sizes] == [size.points for size in trained.sizes]
 
 
 def test_experts_without_an_active_unit_are_those_of_the_router(setting: Setting) -> None:
@@ -226,8 +226,8 @@ def test_what_is_left_out_of_the_model_is_what_is_not_predicted(tmp_path: Path) 
     results = {}
     for threshold in (-1e9, 0.0, 1e9):
         point = Point(threshold=threshold, recall=1, precision=1, predicted_density=1)
-        rung = Rung(rank=8, arrays=saved, nbytes=1, points=(point,))
-        networks = {layer: network_of(PREDICTOR, "fp16", rung, point, spec.hidden_size) for layer in range(2)}
+        size = PredictorSize(rank=8, arrays=saved, nbytes=1, points=(point,))
+        networks = {layer: network_of(PREDICTOR, "fp16", size, point, spec.hidden_size) for layer in range(2)}
         results[threshold] = nll_with(stream, source.tokens, networks)
     np.testing.assert_array_equal(results[-1e9][0], whole)
     assert results[-1e9][1] == pytest.approx({0: 1.0, 1: 1.0}, abs=1e-5)

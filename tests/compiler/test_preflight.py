@@ -441,7 +441,7 @@ def test_the_trial_has_the_settings_of_the_build(
     assert "relufy" not in jobs
     assert sources["place"]["activations"] == sources["order"]["activations"] == "recalibrate"
     assert "shards" not in sources["recalibrate"]
-    assert sources["size"]["ladders"] == "predict"
+    assert sources["size"]["trained"] == "predict"
     assert sources["plan"]["predictors"] == sources["report"]["predictors"] == "size"
 
 

@@ -10,7 +10,7 @@ from coldpress.compiler.activity.forward import LayerStream
 from coldpress.compiler.checkpoint.tensors import read_role
 from coldpress.compiler.io import Workspace, load_arrays
 from coldpress.compiler.stages import calibrate, ingest, recalibrate
-from coldpress.compiler.stages.allocate import with_ladder
+from coldpress.compiler.stages.allocate import with_smaller
 from coldpress.compiler.stages.calibrate import CalibrateConfig
 from coldpress.compiler.stages.ingest import IngestConfig
 from coldpress.compiler.stages.recalibrate import RecalibrateConfig
@@ -196,7 +196,7 @@ def test_of_several_budgets_the_smallest_one_s_units_are_counted(silu: Model, co
     """The largest budget uses every unit, so that counting for it would say nothing."""
     before = first(silu, corpus, tmp_path, "topk")
     few = sparsity(tmp_path / "few", "topk", silu, 0.5, 0.31, 0.2)
-    both = with_ladder(sparsity(tmp_path / "all", "topk", silu, 1.0, 1.0, 1.0), [few])
+    both = with_smaller(sparsity(tmp_path / "all", "topk", silu, 1.0, 1.0, 1.0), [few])
     together, alone = (
         recalibrate.run(RecalibrateConfig(), silu, corpus, chosen, before, Workspace(tmp_path / name, "test"), 1)
         for name, chosen in (("together", both), ("alone", few))

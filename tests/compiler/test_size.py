@@ -23,7 +23,7 @@ from coldpress.runtime.sparsity import predictor
 from coldpress.schemas.corpus import SPLITS, Corpus, TokenBlocks
 from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.model import Model
-from coldpress.schemas.predictors import Ladder, Ladders, Point, Rung
+from coldpress.schemas.predictors import Point, PredictorSize, TrainedLayer, TrainedPredictors
 from tests.support.methods import nothing_cached
 from tests.support.models import write_model
 from tests.support.statistics import sparsity_of
@@ -50,17 +50,17 @@ def stream(model: Model) -> LayerStream:
 
 
 @pytest.fixture(scope="module")
-def ladders(model: Model, tmp_path_factory: pytest.TempPathFactory) -> dict[int, Ladder]:
+def trained(model: Model, tmp_path_factory: pytest.TempPathFactory) -> dict[int, TrainedLayer]:
     """Of layers 1 and 2; layer 0 uses all its units."""
-    folder = tmp_path_factory.mktemp("ladders")
-    return {layer: ladder_of(model, layer, folder) for layer in (1, 2)}
+    folder = tmp_path_factory.mktemp("trained")
+    return {layer: trained_of(model, layer, folder) for layer in (1, 2)}
 
 
-def ladder_of(model: Model, layer: int, folder: Path) -> Ladder:
+def trained_of(model: Model, layer: int, folder: Path) -> TrainedLayer:
     """relu(v x) - relu(-v x) is v x: of rank 2 k, what the gate's first k directions say of x; of 2 H, gate x."""
     gate = read_role(model, f"layers.{layer}.gate_proj.weight").astype(np.float32)
     directions = np.linalg.svd(gate, full_matrices=False)[2]
-    rungs = []
+    sizes = []
     for rank in RANKS:
         kept = directions[: rank // 2]
         arrays = {
@@ -70,8 +70,8 @@ def ladder_of(model: Model, layer: int, folder: Path) -> Ladder:
         points = tuple(Point(threshold=at, recall=0.9, precision=0.5, predicted_density=0.6) for at in THRESHOLDS)
         saved = save_arrays(folder / f"{layer}.{rank}.safetensors", arrays)
         nbytes = sum(array.nbytes for array in arrays.values())
-        rungs.append(Rung(rank=rank, arrays=saved, nbytes=nbytes, points=points))
-    return Ladder(layer=layer, format="fp16", density=0.5, skewness=0.1, suggested_rank=32, rungs=tuple(rungs))
+        sizes.append(PredictorSize(rank=rank, arrays=saved, nbytes=nbytes, points=points))
+    return TrainedLayer(layer=layer, format="fp16", density=0.5, skewness=0.1, suggested_rank=32, sizes=tuple(sizes))
 
 
 def bytes_of(*ranks: int) -> int:
@@ -106,13 +106,13 @@ def test_effects_fall_with_errors() -> None:
     assert scaled_effects(0.5, [0.0, 0.0]) == (0.0, 0.0)
 
 
-def test_a_network_decides_as_the_runtime_does(ladders: dict[int, Ladder]) -> None:
-    rung = ladders[1].rungs[1]
+def test_a_network_decides_as_the_runtime_does(trained: dict[int, TrainedLayer]) -> None:
+    size = trained[1].sizes[1]
     inputs = np.random.default_rng(0).normal(size=(40, HIDDEN)).astype(np.float32)
     for threshold in (0.3, 0.0, 1000.0):  # above all scores: the best unit alone
-        point = rung.points[0].model_copy(update={"threshold": threshold})
-        found = network_of(PREDICTOR, "fp16", rung, point, HIDDEN).predicted(torch.from_numpy(inputs), None).numpy()
-        arrays = {**load_arrays(rung.arrays), "format": np.array("fp16"), "threshold": np.array(threshold)}
+        point = size.points[0].model_copy(update={"threshold": threshold})
+        found = network_of(PREDICTOR, "fp16", size, point, HIDDEN).predicted(torch.from_numpy(inputs), None).numpy()
+        arrays = {**load_arrays(size.arrays), "format": np.array("fp16"), "threshold": np.array(threshold)}
         arrays["num_selected"] = np.array([0])
         alone = np.zeros_like(found)
         for token, signal in enumerate(inputs):
@@ -121,21 +121,25 @@ def test_a_network_decides_as_the_runtime_does(ladders: dict[int, Ladder]) -> No
         assert alone.any(axis=1).all()
 
 
-def test_a_layer_alone_is_the_model_with_only_its_predictor(stream: LayerStream, ladders: dict[int, Ladder]) -> None:
-    errors, changed = effects_alone(PREDICTOR, stream, TOKENS, ladders, NO_TOPK)
+def test_a_layer_alone_is_the_model_with_only_its_predictor(
+    stream: LayerStream, trained: dict[int, TrainedLayer]
+) -> None:
+    errors, changed = effects_alone(PREDICTOR, stream, TOKENS, trained, NO_TOPK)
     whole = stream.token_nll(TOKENS).nll
-    for layer, ladder in ladders.items():
-        smallest = network_of(PREDICTOR, "fp16", ladder.rungs[0], ladder.rungs[0].points[0], HIDDEN)
+    for layer, one in trained.items():
+        smallest = network_of(PREDICTOR, "fp16", one.sizes[0], one.sizes[0].points[0], HIDDEN)
         nll, _ = nll_with(stream, TOKENS, {layer: smallest})
         assert changed[layer] == pytest.approx(np.mean((nll - whole) ** 2) / 2, rel=1e-4)
         assert errors[layer][0] > errors[layer][1] > 0
         assert errors[layer][2] < 1e-6 * errors[layer][0]
 
 
-def test_cosine_and_perplexity_are_those_of_the_masked_layer(stream: LayerStream, ladders: dict[int, Ladder]) -> None:
+def test_cosine_and_perplexity_are_those_of_the_masked_layer(
+    stream: LayerStream, trained: dict[int, TrainedLayer]
+) -> None:
     """By hand, from the gate's own sign where the network is smaller."""
-    ladder = ladders[2]
-    network = network_of(PREDICTOR, "fp16", ladder.rungs[0], ladder.rungs[0].points[0], HIDDEN)
+    one = trained[2]
+    network = network_of(PREDICTOR, "fp16", one.sizes[0], one.sizes[0].points[0], HIDDEN)
     down = torch.from_numpy(read_role(stream.model, "layers.2.down_proj.weight")).float()
     seen: list[torch.Tensor] = []
     cosines: list[float] = []
@@ -157,26 +161,26 @@ def test_cosine_and_perplexity_are_those_of_the_masked_layer(stream: LayerStream
     assert 0 < found[2] < 1
 
 
-def test_one_layer_s_network_is_in_memory(stream: LayerStream, ladders: dict[int, Ladder]) -> None:
+def test_one_layer_s_network_is_in_memory(stream: LayerStream, trained: dict[int, TrainedLayer]) -> None:
     before: list[int] = []
     made: list[weakref.ref[Network]] = []
 
     def make(layer: int) -> Network:
         before.append(sum(network() is not None for network in made))
-        rung = ladders[layer].rungs[0]
-        network = network_of(PREDICTOR, "fp16", rung, rung.points[0], HIDDEN)
+        size = trained[layer].sizes[0]
+        network = network_of(PREDICTOR, "fp16", size, size.points[0], HIDDEN)
         made.append(weakref.ref(network))
         return network
 
-    networks = Networks({layer: functools.partial(make, layer) for layer in ladders})
+    networks = Networks({layer: functools.partial(make, layer) for layer in trained})
     nll_with(stream, TOKENS, networks)
     assert (before, len(networks)) == ([0, 0], 2)
 
 
-def test_sizes_are_the_smallest_within_the_tolerance(stream: LayerStream, ladders: dict[int, Ladder]) -> None:
-    generous = choose(PREDICTOR, stream, TOKENS, ladders, 1 << 40, tolerance=10.0, num_selected=NO_TOPK)
+def test_sizes_are_the_smallest_within_the_tolerance(stream: LayerStream, trained: dict[int, TrainedLayer]) -> None:
+    generous = choose(PREDICTOR, stream, TOKENS, trained, 1 << 40, tolerance=10.0, num_selected=NO_TOPK)
     assert [entry.rank for entry in generous.layers] == [8, 8]
-    strict = choose(PREDICTOR, stream, TOKENS, ladders, 1 << 40, tolerance=1e-5, num_selected=NO_TOPK)
+    strict = choose(PREDICTOR, stream, TOKENS, trained, 1 << 40, tolerance=1e-5, num_selected=NO_TOPK)
     assert sum(entry.rank for entry in strict.layers) > 16
     without = math.exp(stream.block_nll(TOKENS).sum() / TOKENS[:, 1:].size)
     for found, tolerance in ((generous, 10.0), (strict, 1e-5)):
@@ -190,32 +194,32 @@ def test_sizes_are_the_smallest_within_the_tolerance(stream: LayerStream, ladder
         ]
 
 
-def test_where_bytes_end_thresholds_are_lowered(stream: LayerStream, ladders: dict[int, Ladder]) -> None:
+def test_where_bytes_end_thresholds_are_lowered(stream: LayerStream, trained: dict[int, TrainedLayer]) -> None:
     limit = bytes_of(8, 32)
-    found = choose(PREDICTOR, stream, TOKENS, ladders, limit, tolerance=1e-5, num_selected=NO_TOPK)
+    found = choose(PREDICTOR, stream, TOKENS, trained, limit, tolerance=1e-5, num_selected=NO_TOPK)
     assert sum(entry.nbytes for entry in found.layers) <= limit
     assert {entry.threshold for entry in found.layers} == {-100.0}
 
 
 def test_every_token_gets_as_many_units_where_that_is_asked_for(
-    stream: LayerStream, ladders: dict[int, Ladder]
+    stream: LayerStream, trained: dict[int, TrainedLayer]
 ) -> None:
     """Whatever thresholds say: with all units nothing is lost at any size, with few no size is enough."""
-    everything = choose(PREDICTOR, stream, TOKENS, ladders, 1 << 40, 1e-5, {1: UNITS, 2: UNITS})
+    everything = choose(PREDICTOR, stream, TOKENS, trained, 1 << 40, 1e-5, {1: UNITS, 2: UNITS})
     assert [entry.rank for entry in everything.layers] == [8, 8]
-    few = choose(PREDICTOR, stream, TOKENS, ladders, 1 << 40, 1e-5, {1: 4, 2: 4})
+    few = choose(PREDICTOR, stream, TOKENS, trained, 1 << 40, 1e-5, {1: 4, 2: 4})
     assert {entry.threshold for entry in few.layers} == {THRESHOLDS[0]}
     assert few.tried[-1].ppl != pytest.approx(few.ppl_without, rel=1e-4)
 
 
 def test_what_cannot_be_met_is_said(
-    stream: LayerStream, ladders: dict[int, Ladder], caplog: pytest.LogCaptureFixture
+    stream: LayerStream, trained: dict[int, TrainedLayer], caplog: pytest.LogCaptureFixture
 ) -> None:
     rough = {
-        layer: ladder.model_copy(
-            update={"rungs": tuple(rung.model_copy(update={"points": rung.points[:1]}) for rung in ladder.rungs[:2])}
+        layer: one.model_copy(
+            update={"sizes": tuple(size.model_copy(update={"points": size.points[:1]}) for size in one.sizes[:2])}
         )
-        for layer, ladder in ladders.items()
+        for layer, one in trained.items()
     }
     with caplog.at_level(logging.WARNING):
         found = choose(PREDICTOR, stream, TOKENS, rough, 1 << 40, tolerance=1e-6, num_selected=NO_TOPK)
@@ -231,18 +235,18 @@ def corpus_of(folder: Path) -> Corpus:
 
 
 def test_the_stage_joins_chunks_and_refuses_other_weights(
-    model: Model, ladders: dict[int, Ladder], tmp_path: Path
+    model: Model, trained: dict[int, TrainedLayer], tmp_path: Path
 ) -> None:
     sparsity = sparsity_of("predictor", {"neuron": (1.0, 0.5, 0.5)}, predictor_rank=(0, 128, 128))
     arrays = {f"{layer}.neuron.num_selected": np.array([0], np.int32) for layer in range(LAYERS)}
     saved = save_arrays(tmp_path / "selector.safetensors", arrays)
     sparsity = sparsity.model_copy(update={"predictor_limit_bytes": bytes_of(128, 128), "arrays": saved})
-    chunks = tuple(Ladders(weights_sha256=model.weights_sha256, layers=(ladders[layer],)) for layer in (2, 1))
+    chunks = tuple(TrainedPredictors(weights_sha256=model.weights_sha256, layers=(trained[layer],)) for layer in (2, 1))
     config, corpus = SizeConfig(predictor_tolerance=10.0), corpus_of(tmp_path)
     found = run(config, model, corpus, sparsity, chunks, 1)
     assert [(entry.layer, entry.rank) for entry in found.layers] == [(1, 8), (2, 8)]
     assert found == run(config, model, corpus, sparsity, chunks, 2)
-    none = run(config, model, corpus, sparsity, (Ladders(weights_sha256=model.weights_sha256, layers=()),), 1)
+    none = run(config, model, corpus, sparsity, (TrainedPredictors(weights_sha256=model.weights_sha256, layers=()),), 1)
     assert none.layers == ()
     other = chunks[0].model_copy(update={"weights_sha256": "6" * 64})
     with pytest.raises(ColdpressError, match="the predictors belong to weights 666666666666"):

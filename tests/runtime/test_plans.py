@@ -21,7 +21,7 @@ DENSITY, SMALL_DENSITY = 0.25, 0.1
 def artifact(tmp_path_factory):
     """Eleven layers; the smaller plan has fewer units a token, and pins fewer of the same."""
     spec = tiny_spec(num_hidden_layers=11)
-    build = Build(tmp_path_factory.mktemp("plans"), spec=spec, num_pinned=5, ladder=((0.2, SMALL_DENSITY),))
+    build = Build(tmp_path_factory.mktemp("plans"), spec=spec, num_pinned=5, smaller=((0.2, SMALL_DENSITY),))
     build.package()
     return build.artifact
 

@@ -188,7 +188,7 @@ def _divide_again(source: Source, case: Case, folder: Path, config: AllocateConf
     if case.head:
         formats = with_head(formats, HeadFormat(role=source.model.spec.head_role, format=case.head))
     choice = BudgetChoice(config.model_copy(update={"dram_budget": budget}), formats)
-    (found,) = allocate._rungs([choice], inputs)
+    (found,) = allocate._decisions([choice], inputs)
     save_record(found, folder / "allocate.json")
 
 

@@ -17,7 +17,7 @@ from coldpress.compiler.io import Workspace, save_arrays
 from coldpress.compiler.sections import bookkeeping_bytes, make_sections
 from coldpress.compiler.stages import layout as layout_stage
 from coldpress.compiler.stages import plan as plan_stage
-from coldpress.compiler.stages.allocate import with_ladder
+from coldpress.compiler.stages.allocate import with_smaller
 from coldpress.compiler.stages.package import PackageConfig, make_manifest
 from coldpress.compiler.stages.package import run as run_package
 from coldpress.compiler.stages.package.documents import DocumentInputs
@@ -346,8 +346,8 @@ class Build:
     predictor_format: FormatName = "int8_group32"
     whole_layers: tuple[int, ...] = ()
     """Layers that use all their units."""
-    ladder: tuple[tuple[float, float], ...] = ()
-    """(budget_share, density) of smaller plans, largest budget first."""
+    smaller: tuple[tuple[float, float], ...] = ()
+    """(budget_share, density) of plans, largest budget first."""
     draft: str = "off"
     """A file of runtime/drafts."""
     name: str = "tiny.coldpress"
@@ -372,7 +372,9 @@ class Build:
         )
         head = HeadFormat(role=self.spec.head_role, format=self.head) if self.head else None
         sparsity = sparsity.model_copy(update={"cache": self.cache, "head": head})
-        self.sparsity = with_ladder(fitted(sparsity, self.spec, records), [self._rung(*rung) for rung in self.ladder])
+        self.sparsity = with_smaller(
+            fitted(sparsity, self.spec, records), [self._decision(*decision) for decision in self.smaller]
+        )
         self.placement = tiny_placement(records, self.model, self.sparsity, self.num_pinned)
         self.predictors = tiny_predictors(records, self.model, self.sparsity)
         self.quantized = tuple(self._quantize(chunk) for chunk in self.chunks())
@@ -382,11 +384,11 @@ class Build:
         laid = lay_out(*records, corpus=self.corpus, collapse=self.collapse, draft=self.draft)
         self.layout, self.plans = laid.layout, laid.made
 
-    def _rung(self, budget_share: float, density: float) -> Sparsity:
-        rung = tiny_sparsity(self.model, self.method, self.format_name, budget_share, density)
-        rung = rung.model_copy(update={"cache": self.cache})
-        folder = self.folder / "records" / f"rung-{budget_share}"
-        return fitted(rung, self.spec, folder)
+    def _decision(self, budget_share: float, density: float) -> Sparsity:
+        decision = tiny_sparsity(self.model, self.method, self.format_name, budget_share, density)
+        decision = decision.model_copy(update={"cache": self.cache})
+        folder = self.folder / "records" / f"decision-{budget_share}"
+        return fitted(decision, self.spec, folder)
 
     def chunks(self) -> list[tuple[int, ...]]:
         """Returns the layer numbers of each job."""

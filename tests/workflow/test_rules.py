@@ -31,7 +31,7 @@ OF_THE_BUILD = re.compile(rf"{DEVICE}/|calibrate-shards/|\w+\.json")
 CHUNKS = ("000-001", "002-003")
 SHARDS = ("0", "1")
 PREDICTORS = (f"{DEVICE}/size.json",)
-ORDER, QUANTIZED, LADDERS = (
+ORDER, QUANTIZED, TRAINED = (
     tuple(f"{DEVICE}/{stage}/{chunk}.json" for chunk in CHUNKS) for stage in ("order", "quantize", "predict")
 )
 SETTINGS = {
@@ -74,7 +74,7 @@ def expected_records(source: str, calibrated: str) -> dict[str, dict[str, tuple[
         "recalibrate": second_shard
         | {"shards": tuple(f"{DEVICE}/recalibrate-shards/{number}.json" for number in SHARDS)},
         "predict": {"model": model, "activations": second, "sparsity": sparsity},
-        "size": {"model": model, "corpus": corpus, "sparsity": sparsity, "ladders": LADDERS},
+        "size": {"model": model, "corpus": corpus, "sparsity": sparsity, "trained": TRAINED},
         "place": placing,
         "order": placing | {"placement": placement},
         "gram": {"model": model, "corpus": corpus, "sparsity": sparsity},
@@ -183,7 +183,7 @@ def check_records(job: Planned, expected: dict[str, tuple[str, ...]]) -> None:
 
 def check_folders(job: Planned, records: list[str]) -> None:
     """The folders of array files that a rule waits for are those of its records, or of what these pass on."""
-    passed_on = {"recalibrate": ["calibrate"], "size": [path.removesuffix(".json") for path in LADDERS]}
+    passed_on = {"recalibrate": ["calibrate"], "size": [path.removesuffix(".json") for path in TRAINED]}
     of_records = {path.removesuffix(".json") for path in records}
     of_records |= {folder for path in records for folder in passed_on.get(Path(path).stem, ())}
     is_known = re.compile(rf"({DEVICE}/)?[\w-]+(/[\d-]+)?")

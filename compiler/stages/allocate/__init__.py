@@ -55,7 +55,7 @@ from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.families import Formats, HeadFormat, names_in, with_head
 from coldpress.schemas.model import Model
 from coldpress.schemas.preflight import StageNeeds
-from coldpress.schemas.sparsity import Densities, Rung, Sparsity
+from coldpress.schemas.sparsity import Decision, Densities, Sparsity
 
 if TYPE_CHECKING:
     from coldpress.compiler.needs import Build
@@ -119,8 +119,8 @@ def run(
     else:
         each = (config.model_copy(update={"dram_budget": budget}) for budget in budgets)
         taken = tuple(BudgetChoice(_with_draft(one, inputs, own), own) for one in each)
-    largest, *smaller = _rungs(taken, inputs)
-    sparsity = with_ladder(largest, smaller).model_copy(update={"curves": found})
+    largest, *smaller = _decisions(taken, inputs)
+    sparsity = with_smaller(largest, smaller).model_copy(update={"curves": found})
     _log(sparsity, inputs)
     return sparsity
 
@@ -189,7 +189,7 @@ def needs(build: "Build") -> StageNeeds:
     return StageNeeds(stage="allocate", ram_bytes=ram_bytes, disk_bytes=disk_bytes)
 
 
-def _rungs(taken: Sequence[BudgetChoice], inputs: AllocationInputs) -> Iterator[Sparsity]:
+def _decisions(taken: Sequence[BudgetChoice], inputs: AllocationInputs) -> Iterator[Sparsity]:
     """Divides each budget with its choice; raises OverBudgetError if one cannot hold what must be in DRAM."""
     known: dict[float, tuple[Densities, ...]] = {}
     for number, (config, formats, tried, front) in enumerate(taken):
@@ -226,12 +226,14 @@ def _fitted(sparsity: Sparsity, inputs: AllocationInputs, key: str) -> ArrayFile
     return inputs.work.once(key, lambda: arrays) if arrays else None
 
 
-def with_ladder(largest: Sparsity, smaller: Sequence[Sparsity]) -> Sparsity:
+def with_smaller(largest: Sparsity, smaller: Sequence[Sparsity]) -> Sparsity:
     """Joins budgets that fall; the one set of predictors is limited to what every budget holds."""
     every = (largest, *smaller)
     return largest.model_copy(
         update={
-            "ladder": tuple(Rung(**{name: getattr(found, name) for name in Rung.model_fields}) for found in smaller),
+            "smaller": tuple(
+                Decision(**{name: getattr(found, name) for name in Decision.model_fields}) for found in smaller
+            ),
             "predictor_rank": tuple(map(min, zip(*(found.predictor_rank for found in every), strict=True))),
             "predictor_limit_bytes": min(found.predictor_limit_bytes for found in every),
         }

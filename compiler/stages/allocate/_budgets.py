@@ -83,8 +83,8 @@ def _shared(alone: Sequence[Searched]) -> list[Searched]:
     best = [one for found in reversed(alone) for one in (found.best, found.dense) if one is not None]
     kinds = dict.fromkeys(one.candidate.shared for one in best)
     within = [[of_shared(found, shared) for found in alone] for shared in kinds]
-    allowed = [rungs for rungs in within if not any(map(_is_slower_than_dense, rungs, alone))]
-    return min(allowed or within, key=lambda rungs: _worst(rungs, alone))
+    allowed = [searches for searches in within if not any(map(_is_slower_than_dense, searches, alone))]
+    return min(allowed or within, key=lambda searches: _worst(searches, alone))
 
 
 def of_shared(found: Searched, shared: Shared) -> Searched:
@@ -101,17 +101,17 @@ def of_shared(found: Searched, shared: Shared) -> Searched:
     return replace(found.within(space), alone=found.best)
 
 
-def _is_slower_than_dense(rung: Searched, alone: Searched) -> bool:
+def _is_slower_than_dense(one: Searched, alone: Searched) -> bool:
     """Tells whether a budget's best is refused, or clearly slower than a dense run and than is enough."""
-    if rung.best is None:
+    if one.best is None:
         return True
-    dense_s = rung.best.token_s if alone.dense is None else alone.dense.token_s
-    return rung.best.token_s > (1 + MARGIN) * max(dense_s, rung.goal.max_token_s or 0.0)
+    dense_s = one.best.token_s if alone.dense is None else alone.dense.token_s
+    return one.best.token_s > (1 + MARGIN) * max(dense_s, one.goal.max_token_s or 0.0)
 
 
-def _worst(rungs: Sequence[Searched], alone: Sequence[Searched]) -> tuple[float, float]:
+def _worst(searches: Sequence[Searched], alone: Sequence[Searched]) -> tuple[float, float]:
     """Returns how far the worst budget is from its own best: as a ratio of seconds, then of perplexity."""
-    ratios = [_ratios(rung.best, found.best, rung.goal) for rung, found in zip(rungs, alone, strict=True)]
+    ratios = [_ratios(one.best, found.best, one.goal) for one, found in zip(searches, alone, strict=True)]
     return max(time for time, _ in ratios), max(quality for _, quality in ratios)
 
 

@@ -178,8 +178,8 @@ def tables_to_write(
         yield of_array(f"order.{section.first_layer}.{section.family}", orders.order(section))
         for layer in section.layers:
             yield of_array(f"rank.{layer}.{section.family}", rank(placement, layer, section))
-    for index, (plan, rung) in enumerate(zip(plans.plans, sparsity.rungs, strict=True)):
-        fitted = selector_arrays(rung)
+    for index, (plan, decision) in enumerate(zip(plans.plans, sparsity.decisions, strict=True)):
+        fitted = selector_arrays(decision)
         for array in plan.arrays:
             yield of_array(selector_tensor(index, array), fitted[array.layer, array.family][array.name])
 

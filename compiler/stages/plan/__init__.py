@@ -97,7 +97,7 @@ def run(
     known = PlanInputs(model, sparsity.smallest, layout.sections, device, placement, order, activations)
     plans: list[Plan] = []
     choices: list[PlanChoice] = []
-    for division in _divisions(config, known, sparsity.rungs, placement, predictors):
+    for division in _divisions(config, known, sparsity.decisions, placement, predictors):
         plan, choice = _settled(config, division, known, order, corpus, drafter)
         plans.append(plan)
         choices.append(choice)
@@ -115,20 +115,20 @@ def needs(build: "Build") -> StageNeeds:
 def _divisions(
     config: PlanConfig,
     known: PlanInputs,
-    rungs: Sequence[Sparsity],
+    decisions: Sequence[Sparsity],
     placement: Placement,
     predictors: Predictors | None,
 ) -> list[Division]:
     """Returns the budgets, the largest first; raises as `run`. `place` pins units for the smallest."""
     model, sections, device = known.model, known.sections, known.device
-    caches = {*caches_for(config.cache), *(rung.cache for rung in rungs)}
-    names = plan_names([rung.budget.dram_budget_bytes for rung in rungs])
+    caches = {*caches_for(config.cache), *(decision.cache for decision in decisions)}
+    names = plan_names([decision.budget.dram_budget_bytes for decision in decisions])
     found: list[Division] = []
-    for name, rung in zip(names, rungs, strict=True):
-        fixed = fixed_bytes(model, rung, predictors, sections, device, caches, len(rungs))
+    for name, decision in zip(names, decisions, strict=True):
+        fixed = fixed_bytes(model, decision, predictors, sections, device, caches, len(decisions))
         # with several plans, the largest cache of all of them counts
-        spared = {} if rungs[1:] else spared_bytes(fixed, model, rung, sections, device, caches)
-        found.append(Division(name, model, rung, sections, fixed, device, config.collapse, spared_bytes=spared))
+        spared = {} if decisions[1:] else spared_bytes(fixed, model, decision, sections, device, caches)
+        found.append(Division(name, model, decision, sections, fixed, device, config.collapse, spared_bytes=spared))
     pinned, smallest = pinned_units(sections, placement), found[-1]
     found = [with_pins(division, smallest, pinned, config.pinned_share) for division in found]
     for division in reversed(found):

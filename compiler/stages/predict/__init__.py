@@ -1,14 +1,14 @@
 """predict: trains low-rank activation predictors of several sizes for each layer (LLM in a flash 3.1, B; PowerInfer
 5.1).
 
-Reads a layer's MLP inputs and activation bits; returns a ladder: for each size fc1 and fc2, thresholds, and recall,
+Reads a layer's MLP inputs and activation bits; returns for each size fc1 and fc2, thresholds, and recall,
 precision and predicted density on tokens that neither training nor any choice has seen. These figures are for the
 weights as stored, in the format that `allocate` chose. A layer that uses all its units gets no predictor. In a mixture
 of experts a layer has one predictor for all experts, which scores the units of a token's own experts.
 
-Sizes lie around the size that the layer's sparsity and the skewness of its activations suggest (PowerInfer Fig. 9). A
-ladder ends at a predictor that reaches the target recall without predicting too much, when larger ones find no more, or
-at the rank that `allocate` allows. The model's perplexity decides which size a layer gets (compiler/stages/size).
+Sizes lie around the size that the layer's sparsity and the skewness of its activations suggest (PowerInfer Fig. 9).
+Training ends at a predictor that reaches the target recall without predicting too much, when larger ones find no more,
+or at the rank that `allocate` allows. The model's perplexity decides which size a layer gets (compiler/stages/size).
 PowerInfer trains one size, measures the perplexity and trains the next; here all sizes are trained before any is
 chosen, so that layers train independently.
 """
@@ -32,7 +32,7 @@ from coldpress.schemas.base import PositiveCount
 from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.families import WHOLE_MLP, FamilyName, FormatName, num_units
 from coldpress.schemas.model import Model, matrices
-from coldpress.schemas.predictors import Ladder, Ladders, Point, Rung
+from coldpress.schemas.predictors import Point, PredictorSize, TrainedLayer, TrainedPredictors
 from coldpress.schemas.preflight import StageNeeds
 from coldpress.schemas.sparsity import Sparsity
 
@@ -46,9 +46,9 @@ LOG = logging.getLogger(__name__)
 MIN_TOKENS = 64
 RANK_STEP = 8
 LOWEST = 0.3
-"""A ladder's first rank, as a share of the expected rank."""
+"""The first rank, as a share of the expected rank."""
 LEAST_GAIN, PATIENCE = 0.005, 2
-"""A ladder also ends after PATIENCE sizes in a row whose recall rises by less than LEAST_GAIN."""
+"""Training also ends after PATIENCE sizes in a row whose recall rises by less than LEAST_GAIN."""
 LEAST_DIRECTIONS = 256
 """Fewest starting directions that are computed at once."""
 QUALITY = ("recall", "precision", "predicted_density")
@@ -78,17 +78,17 @@ def run(
     layers: tuple[int, ...],
     work: Workspace,
     threads: int,
-) -> Ladders:
+) -> TrainedPredictors:
     """Trains the predictors of those `layers` that get one, `threads` layers at a time with one core each.
 
-    Returns no ladders if the method that `allocate` chose needs no predictors.
+    Returns none if the method that `allocate` chose needs no predictors.
 
     Raises:
         ColdpressError: if bits are missing or belong to other weights, or tokens are too few.
     """
     if not sparsity.predictor_rank:
         LOG.info("predict: method %s needs no predictors", sparsity.method)
-        return Ladders(weights_sha256=model.weights_sha256, layers=())
+        return TrainedPredictors(weights_sha256=model.weights_sha256, layers=())
     import torch
 
     if activations.weights_sha256 not in (None, model.weights_sha256):
@@ -99,14 +99,14 @@ def run(
     entries = {entry.layer: entry for entry in activations.layers}
     before = torch.get_num_threads()
 
-    def ladder(layer: int) -> Ladder:
+    def train(layer: int) -> TrainedLayer:
         torch.set_num_threads(1)  # set per thread, so that sums have one order on any number of cores
-        return _ladder(config, model, activations, sparsity, entries[layer], work)
+        return _trained(config, model, activations, sparsity, entries[layer], work)
 
     predicted = [layer for layer in layers if sparsity.predictor_rank[layer]]
     try:
         with ThreadPoolExecutor(threads) as pool:
-            return Ladders(weights_sha256=model.weights_sha256, layers=tuple(pool.map(ladder, predicted)))
+            return TrainedPredictors(weights_sha256=model.weights_sha256, layers=tuple(pool.map(train, predicted)))
     finally:
         torch.set_num_threads(before)
 
@@ -120,17 +120,17 @@ def needs(build: "Build") -> StageNeeds:
     batch = min(BATCH_TOKENS, tokens)
     scores = 4 * 4 * max(batch, tokens // 10) * spec.intermediate_size * spec.num_experts_per_tok
     ram_bytes = build.TORCH_BYTES + data + gate + PREDICTOR_STATE_BYTES * build.largest_predictor + scores
-    return StageNeeds(stage="predict", ram_bytes=ram_bytes, disk_bytes=build.LADDER_SHARE * build.predictor_bytes)
+    return StageNeeds(stage="predict", ram_bytes=ram_bytes, disk_bytes=build.ALL_SIZES_SHARE * build.predictor_bytes)
 
 
-def _ladder(
+def _trained(
     config: PredictConfig,
     model: Model,
     activations: Activations,
     sparsity: Sparsity,
     entry: LayerStatistics,
     work: Workspace,
-) -> Ladder:
+) -> TrainedLayer:
     """Trains size after size, until one reaches the target within its limit, or larger ones find no more."""
     from coldpress.compiler.stages.predict import training as training
 
@@ -141,26 +141,26 @@ def _ladder(
     trainer = Trainer(config, model, activations, entry, family, format_name, work)
     skewness = training.skewness(trainer.fitted)
     expected = trainer.fitted.density / trainer.fitted.used_share * (1 - skewness) * model.spec.hidden_size
-    rungs: list[Rung] = []
+    sizes: list[PredictorSize] = []
     best, idle = 0.0, 0
-    for rank in ladder_ranks(expected, largest, format_name):
-        rung, enough = trainer.rung(rank)
-        rungs.append(rung)
+    for rank in ranks_tried(expected, largest, format_name):
+        size, enough = trainer.size(rank)
+        sizes.append(size)
         LOG.info(
             "predict: layer %d, rank %d of at most %d: recall %.3f, precision %.3f, density %.3f",
-            *(layer, rank, largest, *(getattr(rung.points[0], name) for name in QUALITY)),
+            *(layer, rank, largest, *(getattr(size.points[0], name) for name in QUALITY)),
         )
-        recall = rung.points[0].recall
+        recall = size.points[0].recall
         best, idle = max(best, recall), 0 if recall > best + LEAST_GAIN else idle + 1
         if enough or idle == PATIENCE:
             break
-    return Ladder(
+    return TrainedLayer(
         layer=layer,
         format=format_name,
         density=trainer.judged_on.density,
         skewness=skewness,
-        suggested_rank=min((rung.rank for rung in rungs), key=lambda rank: abs(rank - expected)),
-        rungs=tuple(rungs),
+        suggested_rank=min((size.rank for size in sizes), key=lambda rank: abs(rank - expected)),
+        sizes=tuple(sizes),
     )
 
 
@@ -192,7 +192,7 @@ class Trainer:
         self._found: tuple[int, torch.Tensor] | None = None
         self._dtype = torch.bfloat16 if activations.compute_dtype == "bfloat16" else torch.float32
 
-    def rung(self, rank: int) -> tuple[Rung, bool]:
+    def size(self, rank: int) -> tuple[PredictorSize, bool]:
         """Returns (a predictor of a rank, whether it reaches the target within its limit of predicted units)."""
         from coldpress.compiler.activity.predictor_network import decode, encode
 
@@ -202,7 +202,7 @@ class Trainer:
         weights = decode(load_arrays(arrays, "fc1", "fc2"), self._format, spec.hidden_size)
         points, enough = self._points(weights)
         nbytes = predictor_bytes(spec, rank, self._format)
-        return Rung(rank=rank, arrays=arrays, nbytes=nbytes, points=points), enough
+        return PredictorSize(rank=rank, arrays=arrays, nbytes=nbytes, points=points), enough
 
     @functools.cached_property
     def _gate(self) -> "torch.Tensor":
@@ -278,13 +278,13 @@ def _experts(model: Model, layer: int, inputs: np.ndarray, bits: np.ndarray) -> 
     return router.choose(np.where(known, np.float32(np.inf), scores))
 
 
-def ladder_ranks(expected: float, largest: int, format_name: FormatName) -> tuple[int, ...]:
+def ranks_tried(expected: float, largest: int, format_name: FormatName) -> tuple[int, ...]:
     """Returns the ranks to try: 8, 12, 16, 24, … rounded up to whole groups of the format, from well below `expected`
     to `largest`; and the smallest rank, which fits wherever `allocate` permits predictors.
 
     The expected rank is density times hidden_size, less what skewness saves. LLM in a flash C.1 takes 128 for the first
     28 layers of OPT-6.7B, as this rule does at their mean of 3 % (hidden size 4096), but 1024 for the last four; the
-    last of them has 5.4 % (Table 6), and this rule expects 220. Larger ranks are on every ladder.
+    last of them has 5.4 % (Table 6), and this rule expects 220. Larger ranks are tried for every layer.
     """
     steps = [size for power in range(3, largest.bit_length() + 1) for size in (1 << power, 3 << (power - 1))]
     every = [min(largest, whole_rank(-(-size // RANK_STEP) * RANK_STEP, format_name)) for size in (*steps, largest)]

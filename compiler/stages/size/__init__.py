@@ -1,6 +1,6 @@
 """size: chooses the size of each layer's activation predictor by the model's perplexity (PowerInfer 5.1).
 
-Reads the ladders that `predict` trained and validation text; returns one predictor per layer. The effect of each
+Reads the predictors that `predict` trained and validation text; returns one predictor per layer. The effect of each
 layer's predictors on the model, one layer at a time, shows which layers are sensitive. Starting from the smallest
 predictors everywhere, each next byte goes to the layer where it saves most. The search walks this path from few bytes
 to many: it begins where sparsity and skewness suggest, and grows or shrinks the sizes until the perplexity with all
@@ -33,13 +33,13 @@ from coldpress.schemas.corpus import Corpus
 from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.model import Model
 from coldpress.schemas.predictors import (
-    Ladder,
-    Ladders,
     LayerPredictor,
     Point,
     Predictors,
-    Rung,
+    PredictorSize,
     SizesTried,
+    TrainedLayer,
+    TrainedPredictors,
     matrix_shapes,
 )
 from coldpress.schemas.preflight import StageNeeds
@@ -74,21 +74,21 @@ def run(
     model: Model,
     corpus: Corpus,
     sparsity: Sparsity,
-    ladders: tuple[Ladders, ...],
+    trained: tuple[TrainedPredictors, ...],
     threads: int,
 ) -> Predictors:
-    """Chooses one predictor of each ladder; returns none if there are no ladders.
+    """Chooses one size for each layer; returns none if no predictors were trained.
 
     Raises:
-        ColdpressError: if ladders belong to other weights.
+        ColdpressError: if predictors belong to other weights.
     """
-    for part in ladders:
+    for part in trained:
         if part.weights_sha256 != model.weights_sha256:
             raise ColdpressError(
                 f"the predictors belong to weights {part.weights_sha256[:12]}, the model has "
                 f"{model.weights_sha256[:12]}; delete the folder predict from the build folder and build again"
             )
-    by_layer = {ladder.layer: ladder for part in ladders for ladder in part.layers}
+    by_layer = {one.layer: one for part in trained for one in part.layers}
     if not by_layer:
         LOG.info("size: method %s needs no predictors", sparsity.method)
         return Predictors(weights_sha256=model.weights_sha256, layers=())
@@ -107,7 +107,7 @@ def needs(build: "Build") -> StageNeeds:
     spec = build.model.spec
     running = build.running_bytes(8, 8 if spec.is_mixture else 0)
     hidden = 2 * 4 * (spec.num_hidden_layers + 1) * EFFECT_TOKENS * spec.hidden_size
-    networks = 4 * build.LADDER_SHARE * build.largest_predictor
+    networks = 4 * build.ALL_SIZES_SHARE * build.largest_predictor
     down = 4 * spec.hidden_size * build.inner_size
     ram_bytes = build.TORCH_BYTES + build.layer_weights_bytes + running + hidden + down + networks
     return StageNeeds(stage="size", ram_bytes=ram_bytes, disk_bytes=0)
@@ -117,7 +117,7 @@ def choose(
     selector: Selector[Any],
     stream: "LayerStream",
     tokens: np.ndarray,
-    ladders: Mapping[int, Ladder],
+    trained: Mapping[int, TrainedLayer],
     limit_bytes: int,
     tolerance: float,
     num_selected: Mapping[int, int],
@@ -127,25 +127,23 @@ def choose(
     every token uses in each layer; if it is not 0, thresholds have no effect."""
     from coldpress.compiler.stages.size.passes import effects_alone, nll_with
 
-    ladders = dict(sorted(ladders.items()))
+    trained = dict(sorted(trained.items()))
     few = tokens[: max(1, EFFECT_TOKENS // tokens.shape[1])]
-    errors, changed = effects_alone(selector, stream, few, ladders, num_selected)
+    errors, changed = effects_alone(selector, stream, few, trained, num_selected)
     options = [
         LayerOptions(
-            nbytes=tuple(rung.nbytes for rung in ladder.rungs),
+            nbytes=tuple(size.nbytes for size in trained_layer.sizes),
             effect=scaled_effects(changed[layer], errors[layer].tolist()),
         )
-        for layer, ladder in ladders.items()
+        for layer, trained_layer in trained.items()
     ]
     path = path_of(options, limit_bytes)
-    trial = Trial(selector, stream, tokens, ladders, num_selected, float(nll_with(stream, tokens, {})[0].mean()))
-    levels = max(len(rung.points) for ladder in ladders.values() for rung in ladder.rungs)
+    trial = Trial(selector, stream, tokens, trained, num_selected, float(nll_with(stream, tokens, {})[0].mean()))
+    levels = max(len(size.points) for one in trained.values() for size in one.sizes)
     levels = 1 if any(num_selected.values()) else levels
     allowed = math.log1p(tolerance)
     level = next((at for at in range(levels) if trial.loss(path[-1], at) <= allowed), levels - 1)
-    suggested = sum(
-        rung.nbytes for ladder in ladders.values() for rung in ladder.rungs if rung.rank == ladder.suggested_rank
-    )
+    suggested = sum(size.nbytes for one in trained.values() for size in one.sizes if size.rank == one.suggested_rank)
     start = min(range(len(path)), key=lambda place: abs(trial.nbytes(path[place]) - suggested))
     sizes = path[first_that_meets(lambda place: trial.loss(path[place], level) <= allowed, len(path), start)]
     if trial.loss(sizes, level) > allowed:
@@ -163,13 +161,13 @@ class Trial:
     selector: Selector[Any]
     stream: "LayerStream"
     tokens: np.ndarray
-    ladders: Mapping[int, Ladder]
+    trained: Mapping[int, TrainedLayer]
     num_selected: Mapping[int, int]
     nll_whole: float
     measured: dict[tuple[Sizes, int], tuple[float, dict[int, float]]] = field(default_factory=dict)
 
     def nbytes(self, sizes: Sizes) -> int:
-        return sum(ladder.rungs[at].nbytes for ladder, at in zip(self.ladders.values(), sizes, strict=True))
+        return sum(one.sizes[at].nbytes for one, at in zip(self.trained.values(), sizes, strict=True))
 
     def loss(self, sizes: Sizes, level: int) -> float:
         """Returns the rise in mean negative log likelihood, in nats; `level` is that of thresholds."""
@@ -178,13 +176,13 @@ class Trial:
 
             hidden_size = self.stream.spec.hidden_size
 
-            def network(layer: int, rung: Rung) -> "Network":
-                shape = self.ladders[layer].format, rung, _point(rung, level), hidden_size
+            def network(layer: int, size: PredictorSize) -> "Network":
+                shape = self.trained[layer].format, size, _point(size, level), hidden_size
                 return network_of(self.selector, *shape, self.num_selected[layer])
 
-            rungs = zip(self.ladders.items(), sizes, strict=True)
+            chosen = zip(self.trained.items(), sizes, strict=True)
             networks = Networks(
-                {layer: functools.partial(network, layer, ladder.rungs[at]) for (layer, ladder), at in rungs}
+                {layer: functools.partial(network, layer, one.sizes[at]) for (layer, one), at in chosen}
             )
             nll, cosines = nll_with(self.stream, self.tokens, networks)
             self.measured[sizes, level] = float(nll.mean()), cosines
@@ -203,22 +201,22 @@ class Trial:
             layers=tuple(
                 LayerPredictor(
                     layer=layer,
-                    rank=rung.rank,
-                    format=ladder.format,
-                    arrays=rung.arrays,
-                    nbytes=rung.nbytes,
-                    density=ladder.density,
-                    num_parameters=sum(map(math.prod, matrix_shapes(spec, rung.rank).values())),
+                    rank=size.rank,
+                    format=trained_layer.format,
+                    arrays=size.arrays,
+                    nbytes=size.nbytes,
+                    density=trained_layer.density,
+                    num_parameters=sum(map(math.prod, matrix_shapes(spec, size.rank).values())),
                     output_cosine=cosines[layer],
-                    **_point(rung, level).model_dump(),
+                    **_point(size, level).model_dump(),
                 )
-                for (layer, ladder), at in zip(self.ladders.items(), sizes, strict=True)
-                for rung in [ladder.rungs[at]]
+                for (layer, trained_layer), at in zip(self.trained.items(), sizes, strict=True)
+                for size in [trained_layer.sizes[at]]
             ),
             ppl_without=math.exp(self.nll_whole),
             tried=tuple(SizesTried(predictor_bytes=nbytes, ppl=ppl) for nbytes, ppl in sorted(tried.items())),
         )
 
 
-def _point(rung: Rung, level: int) -> Point:
-    return rung.points[min(level, len(rung.points) - 1)]
+def _point(size: PredictorSize, level: int) -> Point:
+    return size.points[min(level, len(size.points) - 1)]

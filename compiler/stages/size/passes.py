@@ -17,7 +17,7 @@ from coldpress.runtime.routers import Router
 from coldpress.runtime.sparsity import Selector
 from coldpress.schemas.families import FormatName
 from coldpress.schemas.model import ModelSpec, matrices
-from coldpress.schemas.predictors import Ladder, LayerPredictor, Point, Rung
+from coldpress.schemas.predictors import LayerPredictor, Point, PredictorSize, TrainedLayer
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -41,7 +41,7 @@ class Network:
 def network_of(
     selector: Selector[Any],
     format_name: FormatName,
-    stored: Rung | LayerPredictor,
+    stored: PredictorSize | LayerPredictor,
     point: Point,
     hidden_size: int,
     num_selected: int = 0,
@@ -72,7 +72,7 @@ def effects_alone(
     selector: Selector[Any],
     stream: LayerStream,
     tokens: np.ndarray,
-    ladders: Mapping[int, Ladder],
+    trained: Mapping[int, TrainedLayer],
     num_selected: Mapping[int, int],
 ) -> tuple[dict[int, np.ndarray], dict[int, float]]:
     """Measures each layer's predictors while all other layers are whole: per layer the squared error of the MLP's
@@ -88,18 +88,18 @@ def effects_alone(
     errors: dict[int, np.ndarray] = {}
     for layer in range(stream.spec.num_hidden_layers):
         hooks = None
-        if layer in ladders:
+        if layer in trained:
             hidden = torch.cat([hidden, hidden[:count]])
-            ladder, hidden_size = ladders[layer], stream.spec.hidden_size
+            trained_layer, hidden_size = trained[layer], stream.spec.hidden_size
             networks = [
-                network_of(selector, ladder.format, rung, rung.points[0], hidden_size, num_selected[layer])
-                for rung in ladder.rungs
+                network_of(selector, trained_layer.format, size, size.points[0], hidden_size, num_selected[layer])
+                for size in trained_layer.sizes
             ]
             found = np.zeros((count, len(networks)))
             hooks = _watching(networks, _mlp(stream, layer), found, len(hidden) - count)
             errors[layer] = found
         hidden = stream.run_layer(layer, hidden, hooks)
-    variants = 1 + len(ladders)
+    variants = 1 + len(trained)
     nll = stream.score(hidden, np.concatenate([tokens] * variants)).nll.reshape(variants, *tokens[:, 1:].shape)
     changed = {layer: float(np.square(nll[1 + place] - nll[0]).mean()) / 2 for place, layer in enumerate(errors)}
     return {layer: found.sum(axis=0) for layer, found in errors.items()}, changed

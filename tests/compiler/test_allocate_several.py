@@ -52,16 +52,16 @@ def test_each_budget_is_divided_as_alone_but_for_the_tables_of_all(
     found = divided(tmp_path, model, activations, ",".join(asked), method)
     sections = make_sections(model.spec, found.families, found.format)
     arrays = sum(array.num_bytes for array in kept_arrays(sections, method))
-    assert len(found.rungs) == 3
-    for rung, share in zip(found.rungs, ("90%", "75%", "60%"), strict=True):
+    assert len(found.decisions) == 3
+    for decision, share in zip(found.decisions, ("90%", "75%", "60%"), strict=True):
         alone = divided(tmp_path / share, model, activations, share, method)
-        assert rung.budget.dram_budget_bytes == alone.budget.dram_budget_bytes
-        assert rung.budget.bookkeeping_bytes == alone.budget.bookkeeping_bytes + 2 * arrays
-        budget = rung.budget
+        assert decision.budget.dram_budget_bytes == alone.budget.dram_budget_bytes
+        assert decision.budget.bookkeeping_bytes == alone.budget.bookkeeping_bytes + 2 * arrays
+        budget = decision.budget
         uses = (budget.resident_bytes, budget.predictor_bytes, budget.kv_cache_bytes, budget.bookkeeping_bytes)
         assert sum(uses) + budget.buffer_bytes + budget.cache_bytes == budget.dram_budget_bytes
-        assert rung.method == found.method
-        assert not rung.ladder
+        assert decision.method == found.method
+        assert not decision.smaller
 
 
 def test_smaller_budgets_have_densities_and_arrays_of_their_own(
@@ -69,13 +69,13 @@ def test_smaller_budgets_have_densities_and_arrays_of_their_own(
 ) -> None:
     """As the budget asks for (ActiveFlow 4.1); a density that the user gives is that of all."""
     found = divided(tmp_path, model, activations, "40%,80%")
-    means = [float(np.mean([entry.per_layer for entry in rung.densities])) for rung in found.rungs]
+    means = [float(np.mean([entry.per_layer for entry in decision.densities])) for decision in found.decisions]
     assert means[0] > means[1]
-    arrays = [load_arrays(rung.arrays) for rung in found.rungs if rung.arrays is not None]
+    arrays = [load_arrays(decision.arrays) for decision in found.decisions if decision.arrays is not None]
     assert len(arrays) == 2
     assert any(not np.array_equal(arrays[0][name], arrays[1][name]) for name in arrays[0])
     given = divided(tmp_path / "given", model, activations, "40%,80%", density=0.3)
-    assert [rung.densities for rung in given.rungs] == [given.densities] * 2
+    assert [decision.densities for decision in given.decisions] == [given.densities] * 2
 
 
 def test_predictors_are_no_larger_than_every_budget_holds(

@@ -76,15 +76,15 @@ def test_each_budget_is_quoted_as_the_build_of_all_takes_it(
     on = device(latency_s=latency_s)
     found = quoted(source, on, *reversed(BUDGETS), quick=False)
     sparsity = built(source, on, tmp_path / "built", *BUDGETS)
-    assert len(found) == len(sparsity.rungs) == len(BUDGETS)
-    for quote, rung in zip(found, sparsity.rungs, strict=True):
+    assert len(found) == len(sparsity.decisions) == len(BUDGETS)
+    for quote, decision in zip(found, sparsity.decisions, strict=True):
         assert quote.choice is not None
-        assert quote.dram_budget_bytes == rung.budget.dram_budget_bytes
+        assert quote.dram_budget_bytes == decision.budget.dram_budget_bytes
         taken = (quote.choice.method, quote.choice.format, quote.choice.kv_cache)
         assert taken == (sparsity.method, sparsity.format, sparsity.kv_cache)
-        assert quote.choice.cache == rung.cache
-        assert quote.choice.density == pytest.approx(rung.tried[0].density)
-        assert quote.choice.reason == rung.tried[0].reason
+        assert quote.choice.cache == decision.cache
+        assert quote.choice.density == pytest.approx(decision.tried[0].density)
+        assert quote.choice.reason == decision.tried[0].reason
 
 
 def test_a_budget_alone_may_take_what_the_build_of_all_does_not(source: QuoteSource) -> None:
