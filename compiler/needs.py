@@ -12,7 +12,7 @@ from pathlib import PurePath
 from typing import Any, ClassVar
 
 from coldpress.compiler.activity.forward import HEAD_ROWS
-from coldpress.compiler.activity.lent_experts import blocks_at_once, waiting_bytes
+from coldpress.compiler.activity.lent_experts import blocks_at_once, kept_bytes, waiting_bytes
 from coldpress.compiler.candidates import AUTO, DEFAULT_FORMAT, caches_for, candidates, compared_formats, families_for
 from coldpress.compiler.cost_model import (
     HasShapes,
@@ -222,7 +222,7 @@ class Build:
         at_once = min(
             ceil(self.num_tokens / self.block_tokens), blocks_at_once(spec, self.block_tokens, 4, self.threads)
         )
-        return others + at_once * waiting_bytes(spec, self.block_tokens, 4)
+        return others + kept_bytes(spec, 4) + at_once * waiting_bytes(spec, self.block_tokens, 4)
 
     @property
     def layer_code_bytes(self) -> int:

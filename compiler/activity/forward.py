@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from coldpress.compiler.activity import taps
-from coldpress.compiler.activity.lent_experts import Lender, blocks_at_once
+from coldpress.compiler.activity.lent_experts import Lender, blocks_at_once, kept_bytes
 from coldpress.compiler.architectures import _common
 from coldpress.compiler.checkpoint.private import private_folder
 from coldpress.compiler.checkpoint.source_json import read_object
@@ -347,7 +347,8 @@ class LayerStream:
         ((below, block),) = ((name, part) for name, part in layer.named_modules() if isinstance(part, Block))
         experts = f"{path}.{below}.experts"
         at_once = blocks_at_once(self.spec, block_tokens, self.dtype.itemsize, self.threads)
-        lender = Lender(lambda number, name: self._loaded(f"{experts}.{number}.{name}"), self.threads, at_once)
+        load, keeps = lambda number, name: self._loaded(f"{experts}.{number}.{name}"), kept_bytes(self.spec, 4) > 0
+        lender = Lender(load, self.threads, at_once, keeps=keeps)
         seen = {
             tap.path.rpartition(".")[2]: signal
             for signal, tap in self._architecture.MODULES.taps.items()

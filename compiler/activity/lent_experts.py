@@ -3,7 +3,8 @@
 All experts of a layer take gigabytes (gpt-oss-120b: 13 GB in float32), one of them megabytes. So blocks of tokens run
 in waves: each block runs up to its experts and waits there; an expert's matrices are read, all blocks of the wave that
 use it compute with it, and it makes room for the next. Every wave reads the experts again, so a wave has as many blocks
-as WAITING_BYTES hold. A block computes what it would compute alone, in the same order.
+as WAITING_BYTES hold. A block computes what it would compute alone, in the same order. The experts of a small layer
+are read once and kept for all blocks: waiting for each other would take longer than computing.
 """
 
 import threading
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 
 WAITING_BYTES = 1 << 30
 """Memory that the blocks of a wave keep while they wait."""
+KEPT_BYTES = 64 << 20
+"""The most bytes of a layer's experts that are kept."""
 HIDDEN_COPIES = 8
 """Copies of its hidden states that a waiting block keeps, those of its experts' inputs aside."""
 
@@ -31,6 +34,12 @@ def blocks_at_once(spec: ModelSpec, block_tokens: int, item_bytes: int, threads:
     return 1 if threads == 1 else max(threads, WAITING_BYTES // waiting_bytes(spec, block_tokens, item_bytes))
 
 
+def kept_bytes(spec: ModelSpec, item_bytes: int) -> int:
+    """Returns the bytes of a layer's experts, matrices of the same size, if they are kept; else 0."""
+    found = 3 * spec.hidden_size * spec.intermediate_size * spec.num_experts * item_bytes
+    return found if found <= KEPT_BYTES else 0
+
+
 def waiting_bytes(spec: ModelSpec, block_tokens: int, item_bytes: int) -> int:
     """Returns what a block keeps while it waits: inputs, gate and up of the experts that its tokens use."""
     used = spec.num_experts_per_tok * (spec.hidden_size + 2 * spec.intermediate_size)
@@ -40,10 +49,11 @@ def waiting_bytes(spec: ModelSpec, block_tokens: int, item_bytes: int) -> int:
 class Lender:
     """Lends the experts of one layer; outside of `each` to one block at a time."""
 
-    def __init__(self, load: Load, cores: int, at_once: int) -> None:
-        """`at_once` blocks are in memory at a time, and `cores` of them run."""
+    def __init__(self, load: Load, cores: int, at_once: int, *, keeps: bool = False) -> None:
+        """`at_once` blocks are in memory at a time, and `cores` of them run; it may keep what it has read."""
         self._load, self._num_cores, self.at_once = load, cores, at_once
         self._lock = threading.Lock()
+        self._kept: dict[tuple[int, str], nn.Module] | None = {} if keeps else None
         self._begin(1)
 
     def _begin(self, num_blocks: int) -> None:
@@ -55,6 +65,10 @@ class Lender:
     def each(self, work: Callable[[int], None], count: int, blocks_per_call: int = 1) -> None:
         """Calls `work` with 0 … count - 1, in waves; each call runs the layer once, on so many blocks. Raises the first
         Exception of a call."""
+        if self._kept is not None:
+            with ThreadPoolExecutor(self._num_cores) as pool:
+                list(pool.map(work, range(count)))
+            return
         calls_at_once = max(1, self.at_once // blocks_per_call)
         for start in range(0, count, calls_at_once):
             wave = range(start, min(start + calls_at_once, count))
@@ -68,6 +82,12 @@ class Lender:
         """Yields (an expert, its matrices of these names) for each of the experts that a block uses, ascending. Every
         block of a wave comes here equally often, and with the same names. The list of matrices is emptied when the next
         expert is asked for; callers keep none of them, so that memory holds one expert."""
+        if self._kept is not None:
+            for number in sorted(set(used)):
+                with self._lock:
+                    lent = [self._keep(number, name, self._kept) for name in names]
+                yield number, lent
+            return
         with self._lock:
             self._wanted.update(used)
         agreed = self._agreed()
@@ -82,6 +102,11 @@ class Lender:
         found = sorted(self._wanted)
         self._together(self._wanted.clear)
         return found
+
+    def _keep(self, number: int, name: str, kept: "dict[tuple[int, str], nn.Module]") -> "nn.Module":
+        if (number, name) not in kept:
+            kept[number, name] = self._load(number, name)
+        return kept[number, name]
 
     def _take(self, number: int, names: Sequence[str]) -> None:
         self._lent.clear()  # before the next is read, so that memory holds one

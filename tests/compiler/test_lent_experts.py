@@ -33,6 +33,12 @@ def tokens() -> np.ndarray:
     return np.random.default_rng(1).integers(0, 384, (BLOCKS, TOKENS)).astype(np.int32)
 
 
+@pytest.fixture(autouse=True)
+def kept_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The experts of these models are small; only the tests that say so keep them."""
+    monkeypatch.setattr(lent_experts, "KEPT_BYTES", 0)
+
+
 @pytest.fixture
 def loads(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """Counts how often each matrix of layer 0 is read."""
@@ -72,6 +78,22 @@ def test_a_wave_reads_a_matrix_once(
     loads.clear()
     stream.run_layer(0, hidden)
     assert set(loads.values()) == {3}  # waves of 3, 3 and 1 blocks
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_experts_that_are_kept_change_no_bit_and_are_read_once(
+    model: Model, tokens: np.ndarray, loads: Counter[str], monkeypatch: pytest.MonkeyPatch, threads: int
+) -> None:
+    expected = LayerStream(model, threads).logits(tokens)
+    every = 3 * 4 * EXPERTS * model.spec.hidden_size * model.spec.intermediate_size
+    monkeypatch.setattr(lent_experts, "KEPT_BYTES", every)
+    assert lent_experts.kept_bytes(model.spec, 4) == every
+    loads.clear()
+    assert np.array_equal(LayerStream(model, threads).logits(tokens), expected)
+    of_experts = {path: count for path, count in loads.items() if "layers.0." in path and ".experts." in path}
+    assert (len(of_experts), {*of_experts.values()}) == (3 * EXPERTS, {1})
+    monkeypatch.setattr(lent_experts, "KEPT_BYTES", every - 1)
+    assert lent_experts.kept_bytes(model.spec, 4) == 0
 
 
 def test_experts_that_no_token_uses_are_not_read(model: Model, tokens: np.ndarray, loads: Counter[str]) -> None:
