@@ -1,8 +1,10 @@
 """Chooses the codes of a matrix of a model, by what is known of its inputs."""
 
 from collections.abc import Collection, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cache, lru_cache
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -15,6 +17,9 @@ from coldpress.schemas.errors import CheckpointError, ColdpressError
 from coldpress.schemas.families import FormatName
 from coldpress.schemas.gram import INPUT_OF, GramMatrices, measured_roles
 from coldpress.schemas.model import Model
+
+if TYPE_CHECKING:
+    from threadpoolctl import ThreadpoolController
 
 LEAST_SHARE = 1e-4
 """The least importance of an input, over the mean of its matrix."""
@@ -58,9 +63,7 @@ class Rounding:
         Raises:
             CheckpointError: if a value is beyond the format's range.
         """
-        from threadpoolctl import threadpool_limits
-
-        with threadpool_limits(1):  # on several cores products round otherwise; a job of `quantize` has one
+        with on_one_core():
             return choose_codes(self.algorithm, self.weights(model, role, axis), role, format_name)
 
     def weights(self, model: Model, role: str, axis: Axis) -> Weights:
@@ -71,6 +74,19 @@ class Rounding:
 
 
 NEAREST = Rounding(rtn.Plugin())
+
+
+def on_one_core() -> AbstractContextManager[object]:
+    """Limits numpy's products to one core: on several they round otherwise, and a job of `quantize` has one."""
+    return _libraries().limit(limits=1)
+
+
+@cache
+def _libraries() -> "ThreadpoolController":
+    """Looks for the libraries once: that takes milliseconds, as long as rounding a small matrix."""
+    from threadpoolctl import ThreadpoolController
+
+    return ThreadpoolController()
 
 
 def matrix_of(role: str) -> str:

@@ -17,7 +17,7 @@ from coldpress.compiler.activity.sensitivity import Sensitivity
 from coldpress.compiler.candidates import AUTO, DEFAULT_FORMAT, formats_for
 from coldpress.compiler.cost_model import slice_bytes, stored_format, tensor_bytes
 from coldpress.compiler.kept_codes import keeping, own_format
-from coldpress.compiler.rounding._matrix import Rounding, choose_codes
+from coldpress.compiler.rounding._matrix import Rounding, choose_codes, on_one_core
 from coldpress.compiler.rounding._weights import Weights
 from coldpress.compiler.search.by_layer import LayerOptions, Sizes, path_of
 from coldpress.runtime.kernels.products import decode_rows
@@ -163,8 +163,6 @@ def expected_effects(
     Raises:
         CheckpointError: if a value is beyond a format's range.
     """
-    from threadpoolctl import threadpool_limits
-
     formats = formats_of_matrices(model)
 
     def of_matrix(role: str) -> dict[FormatName, float]:
@@ -173,8 +171,7 @@ def expected_effects(
         rounded = [name for name in formats[role] if name != own]
         return lossless | dict(expected_divergence(rounding, model, role, sensitivities[role], rounded))
 
-    # on several cores products round otherwise; a job of `quantize` has one
-    with threadpool_limits(1), ThreadPoolExecutor(threads) as pool:
+    with on_one_core(), ThreadPoolExecutor(threads) as pool:
         return dict(zip(formats, pool.map(of_matrix, formats), strict=True))
 
 
