@@ -44,6 +44,8 @@ log = logging.getLogger(__name__)
 
 HEAD_ROWS = 16384
 """Rows of the head that are in memory at once."""
+GAP_ROWS = 8
+"""Rows of the embeddings that are read for nothing between two that tokens use: finding the tensor takes longer."""
 OF_ANY_LAYER: frozenset[Signal] = frozenset(("attention_input", "attention_mixed", "mlp_input"))
 """Signals that a mixture's layer has even without experts: its MLP has no units, so nobody asks for others."""
 CORRECTION = ".router.correction"
@@ -184,8 +186,9 @@ class LayerStream:
         """Returns hidden states before the first layer, from int token ids [num_blocks, T]."""
         import torch
 
-        ids = np.unique(tokens)
-        rows = np.concatenate([self._rows("embed_tokens.weight", row, row + 1) for row in ids.tolist()])
+        ids, role = np.unique(tokens), "embed_tokens.weight"
+        runs = np.split(ids, np.flatnonzero(np.diff(ids) > GAP_ROWS) + 1)
+        rows = np.concatenate([self._rows(role, int(run[0]), int(run[-1]) + 1)[run - run[0]] for run in runs])
         hidden = rows[np.searchsorted(ids, tokens)]
         if self.spec.position == "learned":
             positions = read_role(self.model, "embed_positions.weight")[self.spec.position_offset :]
