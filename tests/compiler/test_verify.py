@@ -574,7 +574,7 @@ def test_a_published_artifact_is_verified_where_it_stands(tmp_path):
 
 def test_every_plan_is_measured_as_a_user_of_its_budget_has_it(tmp_path):
     """And what is said of the whole artifact is said of its largest plan."""
-    build = Build(tmp_path, method="topk", spec=SPEC, budget_share=0.3, ladder=((0.1, 0.1),))
+    build = Build(tmp_path, method="topk", spec=SPEC, budget_share=0.3, smaller=((0.1, 0.1),))
     found = run(CONFIG, build.model, build.model, build.corpus, build.package())
     large, small = found.plans
     plans = open_artifact(build.artifact).manifest.plans
