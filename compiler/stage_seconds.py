@@ -28,9 +28,9 @@ PASSES: Mapping[str, float] = {
 """Passes of the text through the model that take as long as the stage; others take less than a tenth of one. Measured
 on SmolLM2-135M and Qwen2.5-Coder-1.5B (docs/experiments/builds.md), those of predictors on four layers of a 7B."""
 WHOLE_PASSES = 50
-"""The same for an `explore` that measures everything: 615 s for SmolLM2-135M."""
+"""Passes of an `explore` that measures everything: 615 s for SmolLM2-135M."""
 GRAM_PASSES = 2
-"""What a `quantize` takes besides that corrects rounding by Gram matrices, on one core."""
+"""Further passes of a `quantize` that corrects rounding by Gram matrices, on one core."""
 UPDATE_PASSES = 4
 """Passes of a weight update: the student's forward and, twice as long, backward, and the teacher's forward."""
 DOWNLOAD_S = 3600
@@ -41,7 +41,7 @@ estimate: on cores and disks a tenth as fast."""
 
 
 def runtime_s(stage: str, build: Build) -> float:
-    """Returns the estimated seconds of a stage, were it one job on the build's threads."""
+    """Estimates the seconds that a stage takes as one job on the build's threads."""
     settings = build.settings
     tokens = max(
         build.num_tokens, settings["tokenize"]["evaluation_tokens"], settings["explore"].get("explore_tokens", 0)
@@ -60,5 +60,5 @@ def runtime_s(stage: str, build: Build) -> float:
 
 
 def limit_s(estimate_s: float) -> float:
-    """Returns the seconds after which a job of that estimate has surely ended, also on a slow machine."""
+    """Returns the seconds after which a job has surely ended, also on a slow machine."""
     return LIMIT_START_S + LIMIT_TIMES * estimate_s

@@ -45,7 +45,7 @@ log = logging.getLogger(__name__)
 HEAD_ROWS = 16384
 """Rows of the head that are in memory at once."""
 GAP_ROWS = 8
-"""Rows of the embeddings that are read for nothing between two that tokens use: finding the tensor takes longer."""
+"""Rows of embeddings at most so far apart are read together: finding the tensor again takes longer."""
 OF_ANY_LAYER: frozenset[Signal] = frozenset(("attention_input", "attention_mixed", "mlp_input"))
 """Signals that a mixture's layer has even without experts: its MLP has no units, so nobody asks for others."""
 CORRECTION = ".router.correction"

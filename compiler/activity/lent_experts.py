@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 WAITING_BYTES = 1 << 30
 """Memory that the blocks of a wave keep while they wait."""
 KEPT_BYTES = 64 << 20
-"""The most bytes of a layer's experts that are kept."""
+"""A layer keeps its experts if they take at most so many bytes."""
 HIDDEN_COPIES = 8
 """Copies of its hidden states that a waiting block keeps, those of its experts' inputs aside."""
 
@@ -35,7 +35,7 @@ def blocks_at_once(spec: ModelSpec, block_tokens: int, item_bytes: int, threads:
 
 
 def kept_bytes(spec: ModelSpec, item_bytes: int) -> int:
-    """Returns the bytes of a layer's experts, matrices of the same size, if they are kept; else 0."""
+    """Returns the bytes of the experts that a layer keeps; 0 if it lends them one at a time."""
     found = 3 * spec.hidden_size * spec.intermediate_size * spec.num_experts * item_bytes
     return found if found <= KEPT_BYTES else 0
 
@@ -50,7 +50,7 @@ class Lender:
     """Lends the experts of one layer; outside of `each` to one block at a time."""
 
     def __init__(self, load: Load, cores: int, at_once: int, *, keeps: bool = False) -> None:
-        """`at_once` blocks are in memory at a time, and `cores` of them run; it may keep what it has read."""
+        """`at_once` blocks are in memory at a time, and `cores` of them run. With `keeps` experts stay once read."""
         self._load, self._num_cores, self.at_once = load, cores, at_once
         self._lock = threading.Lock()
         self._kept: dict[tuple[int, str], nn.Module] | None = {} if keeps else None

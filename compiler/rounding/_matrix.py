@@ -63,7 +63,7 @@ class Rounding:
         Raises:
             CheckpointError: if a value is beyond the format's range.
         """
-        with on_one_core():
+        with on_one_core(self.algorithm):
             return choose_codes(self.algorithm, self.weights(model, role, axis), role, format_name)
 
     def weights(self, model: Model, role: str, axis: Axis) -> Weights:
@@ -76,14 +76,15 @@ class Rounding:
 NEAREST = Rounding(rtn.Plugin())
 
 
-def on_one_core() -> AbstractContextManager[object]:
-    """Limits numpy's products to one core: on several they round otherwise, and a job of `quantize` has one."""
-    return _libraries().limit(limits=1)
+def on_one_core(algorithm: Algorithm) -> AbstractContextManager[object]:
+    """Limits an algorithm's products to one core: on several they round otherwise, and a job of `quantize` has one."""
+    return _libraries(algorithm.name()).limit(limits=1)
 
 
 @cache
-def _libraries() -> "ThreadpoolController":
-    """Looks for the libraries once: that takes milliseconds, as long as rounding a small matrix."""
+def _libraries(algorithm: str) -> "ThreadpoolController":
+    """Looks once for the libraries that are loaded with an algorithm, which may bring its own: that takes milliseconds,
+    as long as rounding a small matrix."""
     from threadpoolctl import ThreadpoolController
 
     return ThreadpoolController()

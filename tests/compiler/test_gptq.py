@@ -1,5 +1,7 @@
 """gptq: the error factor, Algorithm 1 against the plain elimination that it stands for, and what it is better at."""
 
+import subprocess
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -160,3 +162,18 @@ def test_blocks_change_no_byte(activations, matrix, monkeypatch):
     first = gptq.Plugin().quantize(weights, "int4_group32")
     monkeypatch.setattr(gptq, "BLOCK", 32)
     assert np.mean(gptq.Plugin().quantize(weights, "int4_group32") != first) < 0.02
+
+
+def test_products_of_an_algorithm_loaded_later_are_limited_too() -> None:
+    """GPTQ brings a library of its own, which was not there when rounding to nearest looked for libraries."""
+    script = (
+        "import threadpoolctl\n"
+        "from coldpress.compiler.rounding import rtn\n"
+        "from coldpress.compiler.rounding._matrix import on_one_core\n"
+        "with on_one_core(rtn.Plugin()): before = len(threadpoolctl.threadpool_info())\n"
+        "from coldpress.compiler.rounding import gptq\n"
+        "with on_one_core(gptq.Plugin()): found = threadpoolctl.threadpool_info()\n"
+        "assert len(found) > before and {library['num_threads'] for library in found} == {1}, found\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

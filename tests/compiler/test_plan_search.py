@@ -1,4 +1,4 @@
-"""plan: what is compared on held-out tokens and what is kept of it, and plans for several budgets."""
+"""plan: compares plans on held-out tokens, records the comparison, and makes a plan for each of several budgets."""
 
 import numpy as np
 import pytest

@@ -171,7 +171,7 @@ def expected_effects(
         rounded = [name for name in formats[role] if name != own]
         return lossless | dict(expected_divergence(rounding, model, role, sensitivities[role], rounded))
 
-    with on_one_core(), ThreadPoolExecutor(threads) as pool:
+    with on_one_core(rounding.algorithm), ThreadPoolExecutor(threads) as pool:
         return dict(zip(formats, pool.map(of_matrix, formats), strict=True))
 
 
