@@ -21,7 +21,7 @@ from coldpress.compiler.activity.layer_counts import ActivityRule
 from coldpress.compiler.activity.unit_statistics import fit_all
 from coldpress.compiler.cost_model import all_read_units, unit_bytes
 from coldpress.compiler.io import Workspace
-from coldpress.compiler.stages.allocate._rules import AllocationConfig, AllocationInputs, Method, allocated
+from coldpress.compiler.search.density import AllocationConfig, AllocationInputs, Method, allocated
 from coldpress.runtime.plugins import load, names, options_of
 from coldpress.runtime.profiles.devices import read_device
 from coldpress.runtime.sparsity import Selector
@@ -31,7 +31,7 @@ SPLITS = {"calibration": ("fit", slice(0, 64)), "validation": ("fit", slice(64, 
 FAMILIES = ("attn_in", "attn_out", "mlp_in", "mlp_mid")
 FORMAT = "int4_group32"
 DEVICE = ROOT / "profiles/devices/pixel6.yaml"
-RULES = names("coldpress.compiler.stages.allocate")
+RULES = names("coldpress.compiler.density_allocation")
 
 
 def method_of(name: str, case: Case, inputs: AllocationInputs) -> Method:

@@ -28,7 +28,10 @@ from coldpress.compiler.io import Workspace, load_arrays, save_arrays
 from coldpress.compiler.quote.reference import kind_of
 from coldpress.compiler.quote.sources import QuoteSource, curves_like, find
 from coldpress.compiler.search import Goal, Judged, Space
-from coldpress.compiler.stages.allocate import AllocateConfig, AllocationInputs, Floor, searched
+from coldpress.compiler.search.density import AllocationInputs
+from coldpress.compiler.search.floor import Floor
+from coldpress.compiler.search.judge import searched
+from coldpress.compiler.search.settings import AllocateConfig
 from coldpress.runtime.profiles.devices import load_device
 from coldpress.runtime.routers import router_of
 from coldpress.runtime.sparsity import used_experts

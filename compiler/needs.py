@@ -50,6 +50,8 @@ from coldpress.schemas.preflight import StageNeeds
 
 SIGNAL_COPIES = 4
 """Copies of a mixture's signal, over all experts, while a selector chooses among its units."""
+PASS_THREADS = 8
+"""Most cores that a stage takes to run text through the model (rules/calibrate.smk)."""
 
 Inputs = Mapping[str, Mapping[str, str]]
 """Stage of a build -> record parameter -> the stage that writes the record, from the rules (rules/common.smk)."""
@@ -317,6 +319,13 @@ class Build:
         for role, tensor in self.model.tensors.items():
             if role.startswith(self._of_layer) or not role.startswith("layers."):
                 yield role, max(tensor_bytes(role, tensor.shape, name) for name in self.matrix_formats)
+
+
+def asked_text(settings: Mapping[str, Mapping[str, Any]], model: HasShapes) -> tuple[int, int]:
+    """Returns (tokens, tokens per block) of calibration text, if the corpus has as much as the settings want."""
+    tokenize = settings["tokenize"]
+    block_tokens = min(int(tokenize["block_tokens"]), model.spec.max_position_embeddings)
+    return max(1, int(tokenize["calibration_tokens"]) // block_tokens) * block_tokens, block_tokens
 
 
 def needs_of(stage: str, build: Build) -> StageNeeds:

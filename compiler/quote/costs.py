@@ -5,12 +5,11 @@ from collections.abc import Sequence
 
 from coldpress.compiler.checkpoint.shapes import Shape, Shapes
 from coldpress.compiler.cost_model import flash_bytes
-from coldpress.compiler.needs import Build, all_needs
+from coldpress.compiler.needs import PASS_THREADS, Build, all_needs, asked_text
 from coldpress.compiler.pipeline import STAGES
 from coldpress.compiler.quote.records import Estimate
 from coldpress.compiler.quote.sources import QuoteSource
 from coldpress.compiler.stage_seconds import FLOPS_PER_CORE, runtime_s
-from coldpress.compiler.stages.preflight import PASS_THREADS, asked_text
 from coldpress.compiler.workflow.settings import BuildConfig, needs_gram, of_all_stages
 from coldpress.runtime.plugins import load
 from coldpress.runtime.sparsity import Selector

@@ -25,17 +25,14 @@ from coldpress.compiler.quote.records import DeviceQuote, Estimate, QuotedChoice
 from coldpress.compiler.quote.reference import kind_of, real_like
 from coldpress.compiler.quote.sources import QuoteSource, expert_shares
 from coldpress.compiler.search import Judged, Space
+from coldpress.compiler.search.budgets import searched_together
+from coldpress.compiler.search.density import AllocationInputs
+from coldpress.compiler.search.dram_shares import asked_budgets_of
+from coldpress.compiler.search.floor import Floor
+from coldpress.compiler.search.judge import Searched, searched
+from coldpress.compiler.search.replay import setting_of
+from coldpress.compiler.search.settings import AllocateConfig
 from coldpress.compiler.seconds import TokenCost
-from coldpress.compiler.stages.allocate import (
-    AllocateConfig,
-    AllocationInputs,
-    Floor,
-    Searched,
-    asked_budgets_of,
-    searched,
-    searched_together,
-    setting_of,
-)
 from coldpress.runtime.cli.command_line import flag
 from coldpress.runtime.kernels import FEW_TOKENS
 from coldpress.runtime.plan import experts

@@ -16,10 +16,9 @@ from typing import Any
 from coldpress.compiler.code_digest import stage_digest
 from coldpress.compiler.io import load_record
 from coldpress.compiler.job import parameters_of
-from coldpress.compiler.needs import Build, Inputs, needs_of
+from coldpress.compiler.needs import Build, Inputs, asked_text, needs_of
 from coldpress.compiler.stage_seconds import DOWNLOAD_S, limit_s, runtime_s
 from coldpress.compiler.stages.ingest import INGEST_BYTES
-from coldpress.compiler.stages.preflight import asked_text
 from coldpress.compiler.stages.preflight.trial import compiled
 from coldpress.compiler.workflow.settings import BuildConfig, flags, of_all_stages
 from coldpress.runtime.cli.command_line import flag

@@ -558,6 +558,7 @@ def test_the_help_shows_a_default_with_a_percent_sign(capsys: pytest.CaptureFixt
     assert "50%)" in " ".join(capsys.readouterr().out.split())
 
 
+@pytest.mark.slow
 def test_the_workflow_measures_what_has_no_record_and_timings_alone() -> None:
     """Each benchmark of the harness has a rule's job; the dry run writes no record."""
     for name in names():

@@ -31,6 +31,7 @@ def swept(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, 
     return code, captured.out, captured.err
 
 
+@pytest.mark.slow
 def test_each_row_is_what_its_settings_give_alone(capsys, traced):
     artifact, trace = traced
     most = open_artifact(artifact).manifest.plans[0].dram_budget_bytes

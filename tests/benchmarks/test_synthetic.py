@@ -206,6 +206,7 @@ def test_a_simulation_shows_what_statistics_do(artifact: Artifact) -> None:
     assert together.read_bytes < 0.7 * apart.read_bytes
 
 
+@pytest.mark.slow
 def test_the_command_says_what_was_asked_and_what_was_drawn(
     artifact: Artifact, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -229,6 +230,7 @@ def test_the_command_says_what_was_asked_and_what_was_drawn(
     assert f"{achieved['repeated']:.3f}" in out
 
 
+@pytest.mark.slow
 def test_a_sweep_draws_one_trace(artifact: Artifact, capsys: pytest.CaptureFixture[str]) -> None:
     told = (artifact.path, "--synthetic", "density=0.1:tokens=40", "--json")
     rows = json.loads(swept(capsys, *told, "--cache", "lru,belady")[1])

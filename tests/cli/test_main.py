@@ -184,6 +184,7 @@ def test_what_is_missing_is_one_sentence(capsys: pytest.CaptureFixture[str], wor
     assert capsys.readouterr().err == f"error: {sentence}\n"
 
 
+@pytest.mark.slow
 def test_a_build_is_the_workflow_s_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

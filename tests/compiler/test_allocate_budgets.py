@@ -11,11 +11,13 @@ import pytest
 from benchmarks.shared.searches import exhaustive
 from coldpress.compiler.candidates import caches_for
 from coldpress.compiler.io import Workspace
-from coldpress.compiler.search import MARGIN, Candidate, Goal, Judged, Space, beam
+from coldpress.compiler.search import MARGIN, Candidate, Goal, Judged, Space, beam, budgets
+from coldpress.compiler.search.density import AllocationInputs
+from coldpress.compiler.search.floor import Floor
+from coldpress.compiler.search.judge import Searched, searched
+from coldpress.compiler.search.settings import AllocateConfig
 from coldpress.compiler.sections import Whole
 from coldpress.compiler.stages import allocate
-from coldpress.compiler.stages.allocate import AllocateConfig, AllocationInputs, Floor, _budgets, searched
-from coldpress.compiler.stages.allocate._searched import Searched
 from coldpress.schemas.activations import Activations
 from coldpress.schemas.curves import KvCacheLoss
 from coldpress.schemas.errors import ColdpressError
@@ -244,8 +246,8 @@ def test_all_budgets_share_what_suits_them_together(
         judge = judges[int(config.dram_budget)]
         return Searched(judge, goal, beam.judged, judge.space).within(judge.space)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(_budgets, "searched", searched_alone)
-    found = _budgets.choices(config_of(), None, None, [2, 1])  # type: ignore[arg-type]
+    monkeypatch.setattr(budgets, "searched", searched_alone)
+    found = budgets.choices(config_of(), None, None, [2, 1])  # type: ignore[arg-type]
     assert [one.tried[0].method for one in found] == [taken] * 2
     shared = [" all budgets share " in (one.tried[0].reason or "") for one in found]
     own = [goal.best(beam.judged(judge.space, judge, goal)) for judge in map(Judge, tables, (fits, False))]

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from coldpress.compiler.io import Workspace, save_arrays
-from coldpress.compiler.stages.allocate import AllocateConfig, run
+from coldpress.compiler.search.settings import AllocateConfig
+from coldpress.compiler.stages.allocate import run
 from coldpress.schemas.drafter import Drafter
 from coldpress.schemas.memory import OverBudgetError
 from tests.support.curves import curves_of

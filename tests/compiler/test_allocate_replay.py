@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from coldpress.compiler.stages.allocate._replay import WINDOW_TOKENS, calibrated, windows_of
+from coldpress.compiler.search.replay import WINDOW_TOKENS, calibrated, windows_of
 from tests.support.statistics import activations_of, sparsity_of
 
 

@@ -8,8 +8,9 @@ import pytest
 
 from coldpress.compiler import cost_model
 from coldpress.compiler.io import Workspace, load_arrays
+from coldpress.compiler.search.settings import AllocateConfig
 from coldpress.compiler.sections import Whole, kept_arrays, make_sections
-from coldpress.compiler.stages.allocate import AllocateConfig, run
+from coldpress.compiler.stages.allocate import run
 from coldpress.compiler.workflow import settings
 from coldpress.schemas.activations import Activations
 from coldpress.schemas.errors import ColdpressError, DoesNotFitError

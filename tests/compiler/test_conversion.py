@@ -236,6 +236,7 @@ TEXTS = [
 ]
 
 
+@pytest.mark.slow
 def test_the_tokenizer_in_two_files_is_transformers(in_two_files: Path, tmp_path: Path) -> None:
     from transformers import AutoTokenizer
 

@@ -8,9 +8,9 @@ import pytest
 from coldpress.compiler.dense_run import buffers_of, dense_run
 from coldpress.compiler.io import load_arrays
 from coldpress.compiler.quote.sources import activations_of as activations_from
+from coldpress.compiler.search.settings import AllocateConfig
 from coldpress.compiler.seconds import Setting, token_seconds
 from coldpress.compiler.sections import make_sections
-from coldpress.compiler.stages.allocate import AllocateConfig
 from coldpress.compiler.stages.allocate import run as allocate
 from coldpress.compiler.stages.place import PlaceConfig
 from coldpress.compiler.stages.place import run as place

@@ -7,10 +7,11 @@ from coldpress.compiler.cost_model import flash_bytes, kv_cache_bytes, resident_
 from coldpress.compiler.dense_run import _buffer_sizes, dense_run
 from coldpress.compiler.io import Workspace
 from coldpress.compiler.quote.sources import activations_of
+from coldpress.compiler.search.density import AllocationInputs
+from coldpress.compiler.search.dram_shares import divided
+from coldpress.compiler.search.replay import Replays
+from coldpress.compiler.search.settings import AllocateConfig
 from coldpress.compiler.sections import dense_bookkeeping_bytes
-from coldpress.compiler.stages.allocate import AllocateConfig, AllocationInputs
-from coldpress.compiler.stages.allocate._dram_shares import divided
-from coldpress.compiler.stages.allocate._replay import Replays
 from coldpress.runtime.artifact.reader import open_artifact
 from coldpress.runtime.extents import span_bytes
 from coldpress.runtime.simulate import simulate

@@ -16,11 +16,13 @@ from coldpress.compiler.activity.calibration_pass import PassConfig, count_activ
 from coldpress.compiler.activity.choice import selector_arrays
 from coldpress.compiler.activity.forward import LayerStream
 from coldpress.compiler.activity.layer_counts import ActivityRule
+from coldpress.compiler.density_allocation import Key, Magnitudes, Shares, dip, global_threshold, greedy, uniform
 from coldpress.compiler.io import Workspace
+from coldpress.compiler.search import dram_shares
+from coldpress.compiler.search.density import Fit, MeasuredLosses
+from coldpress.compiler.search.settings import AllocateConfig
 from coldpress.compiler.stages import ingest
-from coldpress.compiler.stages.allocate import AllocateConfig, _dram_shares, dip, global_threshold, greedy, run, uniform
-from coldpress.compiler.stages.allocate._rules import Fit, MeasuredLosses
-from coldpress.compiler.stages.allocate._task import Key, Magnitudes, Shares
+from coldpress.compiler.stages.allocate import run
 from coldpress.compiler.stages.ingest import IngestConfig
 from coldpress.runtime.sparsity import topk
 from coldpress.schemas.activations import Activations
@@ -289,7 +291,7 @@ def allocate(
     return run(config, model, activations, device_of(), Workspace(folder, config.to_json()), corpus, threads, curves)
 
 
-@pytest.mark.parametrize("method", ["topk", "dip", "wina"])
+@pytest.mark.parametrize("method", ["topk", *(pytest.param(name, marks=pytest.mark.slow) for name in ("dip", "wina"))])
 def test_the_stage_allocates_what_was_asked_for(
     model: Model, activations: Activations, corpus: Corpus, tmp_path: Path, method: str
 ) -> None:
@@ -380,12 +382,12 @@ def test_the_density_of_a_mixture_is_of_the_experts_that_a_token_uses(share: flo
         m_max=share * 1000,
         s_m=1000,
     )
-    assert _dram_shares._wanted(question) == pytest.approx(max(density, _dram_shares.MIN_DENSITY))
+    assert dram_shares._wanted(question) == pytest.approx(max(density, dram_shares.MIN_DENSITY))
 
 
-@pytest.mark.parametrize(("share", "density"), [(0.5, 0.5), (0.3, 1 / 3 + 2 / 3 * _dram_shares.MIN_DENSITY)])
+@pytest.mark.parametrize(("share", "density"), [(0.5, 0.5), (0.3, 1 / 3 + 2 / 3 * dram_shares.MIN_DENSITY)])
 def test_a_budget_never_asks_for_less_than_a_selector_reaches(share: float, density: float) -> None:
     """The gate, a third of the MLP, stays in DRAM."""
     asked = {"method": "gate", "density": None, "families": ("up_down",)}
     question: Any = SimpleNamespace(**asked, spec=tiny_spec(), m_max=share * 1000, s_m=1000)
-    assert _dram_shares._wanted(question) == pytest.approx(density)
+    assert dram_shares._wanted(question) == pytest.approx(density)

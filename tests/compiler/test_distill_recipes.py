@@ -192,6 +192,7 @@ def test_the_texts_own_tokens_can_be_all_that_is_learned_from(tmp_path: Path) ->
     assert found[0.0] < 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recipe", names("coldpress.compiler.stages.distill"))
 def test_a_student_that_also_runs_dense_stays_nearer_to_the_dense_model(tmp_path: Path, recipe: str) -> None:
     model, corpus = model_at(tmp_path), corpus_at(tmp_path)
@@ -205,6 +206,7 @@ def test_a_student_that_also_runs_dense_stays_nearer_to_the_dense_model(tmp_path
     assert 0 < found[0.5] < 0.7 * found[0.0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recipe", names("coldpress.compiler.stages.distill"))
 def test_weights_go_back_to_the_source_as_far_as_nine_tenths_of_the_gain_stay(tmp_path: Path, recipe: str) -> None:
     model, corpus = model_at(tmp_path), corpus_at(tmp_path)

@@ -151,6 +151,7 @@ def check_law(plant: MixturePlant, found: Activations, tolerance: float, of_mean
     assert np.abs(np.mean(differences, axis=0)).max() < of_means
 
 
+@pytest.mark.slow
 def test_calibration_finds_the_planted_law(planted: tuple[MixturePlant, Model, Corpus, Activations]) -> None:
     """In each of 12 layers to 0.05, and on average to 0.02: the text has 2,045 different words, each with one noise."""
     plant, _, _, found = planted
@@ -192,6 +193,7 @@ def test_the_record_sums_up_the_layers(planted: tuple[MixturePlant, Model, Corpu
         assert counts.tolist() == [used[tasks == task].sum(axis=0).tolist() for task in range(len(found.tasks))]
 
 
+@pytest.mark.slow
 def test_shards_and_the_log(
     planted: tuple[MixturePlant, Model, Corpus, Activations], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -18,9 +18,9 @@ from coldpress.compiler.cost_model import resident_bytes, stored_format, unit_by
 from coldpress.compiler.dense_run import dense_run
 from coldpress.compiler.io import Workspace, load_arrays
 from coldpress.compiler.needs import Build, needs_of
+from coldpress.compiler.search.settings import AllocateConfig
 from coldpress.compiler.sections import dense_bookkeeping_bytes
 from coldpress.compiler.stages import gram, ingest, order, place, recalibrate
-from coldpress.compiler.stages.allocate import AllocateConfig
 from coldpress.compiler.stages.allocate import run as allocate
 from coldpress.compiler.stages.calibrate import CalibrateConfig
 from coldpress.compiler.stages.calibrate import run as calibrate
@@ -88,7 +88,7 @@ def test_units_of_the_chosen_experts_are_counted(
         assert len(np.unique(arrays["counts"])) > 1
 
 
-@pytest.mark.parametrize("rule", ["uniform", "greedy", "dip", "global_threshold"])
+@pytest.mark.parametrize("rule", ["uniform", "greedy", pytest.param("dip", marks=pytest.mark.slow), "global_threshold"])
 def test_half_of_what_a_tokens_experts_have_is_chosen(rule: str, model: Model, corpus: Corpus, tmp_path: Path) -> None:
     """Of all experts that is as much less as a token uses fewer; attention has one part."""
     config = AllocateConfig(

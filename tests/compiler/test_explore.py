@@ -18,9 +18,9 @@ from coldpress.compiler.io import Workspace, load_arrays
 from coldpress.compiler.quality import passes, trace
 from coldpress.compiler.quality.trace import rounded
 from coldpress.compiler.quality.variants import CACHED_DENSITIES, DENSITIES, RESIDENT_SHARES
+from coldpress.compiler.search.floor import Floor, least_density, ratio_at
+from coldpress.compiler.search.settings import AllocateConfig
 from coldpress.compiler.stages import allocate, explore, gram, ingest, quantize
-from coldpress.compiler.stages.allocate import AllocateConfig
-from coldpress.compiler.stages.allocate._quality import Floor, least_density, ratio_at
 from coldpress.compiler.stages.explore import ExploreConfig
 from coldpress.compiler.stages.gram import GramConfig
 from coldpress.compiler.stages.ingest import IngestConfig
@@ -262,6 +262,7 @@ def test_a_run_that_was_interrupted_goes_on(
     assert again.trace.sha256 == few.trace.sha256
 
 
+@pytest.mark.slow
 def test_threads_change_nothing(model: Model, corpus: Corpus, few: Curves, tmp_path: Path) -> None:
     other = explored(model, corpus, tmp_path, threads=3)
     assert other.model_copy(update={"trace": few.trace}) == few

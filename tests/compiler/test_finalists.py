@@ -13,8 +13,10 @@ from coldpress.compiler.activity.layer_counts import ActivityRule, countable_fam
 from coldpress.compiler.io import Workspace
 from coldpress.compiler.quality import trace
 from coldpress.compiler.quality.passes import Passes
+from coldpress.compiler.search import judge
+from coldpress.compiler.search.settings import AllocateConfig
 from coldpress.compiler.stages import allocate, explore, ingest
-from coldpress.compiler.stages.allocate import AllocateConfig, _finalists, _formats
+from coldpress.compiler.stages.allocate import _finalists, _formats
 from coldpress.compiler.stages.allocate._finalists import hopeful
 from coldpress.compiler.stages.explore import ExploreConfig
 from coldpress.compiler.stages.ingest import IngestConfig
@@ -41,7 +43,7 @@ def _few_candidates() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(flash, "DRAWN_UNITS", 1 << 10)
         patch.setattr(trace, "TRACE_TOKENS", FEW_TOKENS)
-        for module in (explore, _finalists, allocate._searched):
+        for module in (explore, _finalists, judge):
             patch.setattr(module, "candidates", lambda *_: METHODS)
         yield
 
@@ -107,6 +109,7 @@ def building(model: Model, corpus: Corpus, activations: Activations, tmp_path: P
     return Building(model, corpus, activations, tmp_path)
 
 
+@pytest.mark.slow
 def test_explore_measures_formats_alone(formats: Curves, whole: Curves) -> None:
     assert {loss.format for loss in formats.formats} == {loss.format for loss in whole.formats}
     assert (formats.curves, formats.unexplored) == ((), ())
@@ -216,6 +219,7 @@ def test_a_run_that_fits_only_without_attention_is_measured_as_it_is_rounded(
     assert "attention's are read from flash, too" in found.tried[0].reason
 
 
+@pytest.mark.slow
 def test_larger_formats_are_measured_where_attention_on_flash_loses_too_much(
     attentive: tuple[Building, Curves], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -272,11 +276,12 @@ def test_a_head_that_is_taken_is_measured_on_more_text(
     assert building.passes[title] == TOKENS["validation"].size
 
 
+@pytest.mark.slow
 def test_a_text_of_few_tokens_is_measured_at_all_densities(
     building: Building, formats: Curves, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Few densities first, then all of them, on the same tokens: the trial run of `preflight` has no others."""
-    for module in (_finalists, allocate._searched):
+    for module in (_finalists, judge):
         monkeypatch.setattr(module, "candidates", lambda *_: ("dense", "dip_ca"))
     settings = {"max_ppl_ratio": 3.0, "format": "fp16", "explore_tokens": FEW_TOKENS}
     found = building.run(formats, "75%", monkeypatch, **settings)

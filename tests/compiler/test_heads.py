@@ -16,8 +16,9 @@ from coldpress.compiler.block_statistics import perplexity
 from coldpress.compiler.io import Workspace, load_record
 from coldpress.compiler.quality.passes import Passes
 from coldpress.compiler.rounding._matrix import NEAREST
+from coldpress.compiler.search.floor import Floor
+from coldpress.compiler.search.settings import AllocateConfig
 from coldpress.compiler.stages import allocate, ingest, verify
-from coldpress.compiler.stages.allocate import AllocateConfig, Floor
 from coldpress.compiler.stages.ingest import IngestConfig
 from coldpress.compiler.stages.verify import VerifyConfig
 from coldpress.compiler.steps import Steps

@@ -21,8 +21,10 @@ from coldpress.compiler.kept_codes import keeping, own_layers
 from coldpress.compiler.llama_cpp.formats import type_of
 from coldpress.compiler.quality.passes import Passes
 from coldpress.compiler.rounding._matrix import NEAREST
+from coldpress.compiler.search import judge
+from coldpress.compiler.search.settings import AllocateConfig
 from coldpress.compiler.stages import allocate, explore
-from coldpress.compiler.stages.allocate import AllocateConfig, _finalists, _formats, _mixed
+from coldpress.compiler.stages.allocate import _finalists, _formats, _mixed
 from coldpress.compiler.stages.explore import ExploreConfig
 from coldpress.compiler.stages.export._stored import StoredModel
 from coldpress.compiler.stages.report import figures, page_charts
@@ -143,6 +145,7 @@ def explored(source: Source, tmp_path_factory: pytest.TempPathFactory) -> tuple[
     return model, corpus, activations, explore.run(ExploreConfig(method="auto"), model, corpus, activations, work, 1)
 
 
+@pytest.mark.slow
 def test_columns_that_are_no_whole_blocks_are_not_measured(tmp_path: Path) -> None:
     """Rows of down are a whole block of q6_k, its columns a quarter: no unit of a selector can have the file's format,
     as in Qwen2.5-Coder-0.5B."""
@@ -177,7 +180,7 @@ def test_the_file_s_formats_are_taken_unmeasured_where_they_fit(
         return measured(passes, title, *rest)
 
     monkeypatch.setattr(Passes, "differences", counted)
-    for module in (_finalists, allocate._searched):
+    for module in (_finalists, judge):
         monkeypatch.setattr(module, "candidates", lambda *_: ("dense", "topk"))
 
     def taken(budget: str) -> Sparsity:
@@ -230,7 +233,7 @@ def test_matrices_have_smaller_formats_where_the_file_s_own_do_not_fit(
     model, corpus, activations, curves = explored
     own = own_layers(model)
     assert isinstance(own, tuple)
-    for module in (_finalists, allocate._searched):
+    for module in (_finalists, judge):
         monkeypatch.setattr(module, "candidates", lambda *_: ("dense", "topk"))
     monkeypatch.setattr(Passes, "format", _lossy(Passes.format))
     effects = np.random.default_rng(3).permutation(LAYERS) / 1e4
@@ -286,7 +289,7 @@ def mixed(
     """Allocates where three layers may be in q4_k, and lose `scale` times what is expected; returns which were asked
     for, too."""
     model, corpus, activations, curves = explored
-    for module in (_finalists, allocate._searched):
+    for module in (_finalists, judge):
         patch.setattr(module, "candidates", lambda *_: ("dense", "topk"))
     effects = np.zeros(LAYERS)
     effects[list(FINE)] = 0.005, 0.01, 0.03
@@ -308,6 +311,7 @@ def mixed(
     return found, asked
 
 
+@pytest.mark.slow
 def test_formats_by_matrix_are_finer_where_more_is_lost_than_was_expected(
     explored: tuple[Model, Corpus, Activations, Curves], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

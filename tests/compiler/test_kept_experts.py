@@ -17,9 +17,10 @@ from coldpress.compiler.io import Workspace, load_record
 from coldpress.compiler.kept_codes import keeping, own_layers
 from coldpress.compiler.llama_cpp.formats import formats
 from coldpress.compiler.rounding._matrix import NEAREST
+from coldpress.compiler.search.density import AllocationInputs
+from coldpress.compiler.search.replay import Replays, calibrated
+from coldpress.compiler.search.settings import AllocateConfig
 from coldpress.compiler.stages import allocate, explore, export
-from coldpress.compiler.stages.allocate import AllocateConfig
-from coldpress.compiler.stages.allocate._replay import Replays, calibrated
 from coldpress.compiler.stages.explore import ExploreConfig
 from coldpress.compiler.stages.export import ExportConfig
 from coldpress.compiler.stages.export._stored import StoredModel
@@ -78,7 +79,7 @@ KINDS = {
 }
 
 
-SIMILAR, SLOW = ("q4_0", "q5_1 with layers without experts", "q4_k with narrow experts"), (pytest.mark.slow,)
+SIMILAR, SLOW = set(KINDS) - {"q4_1 with shared experts", "q4_k"}, (pytest.mark.slow,)
 
 
 def type_in(kind: Kind, name: str) -> str:
@@ -189,6 +190,7 @@ def test_any_budget_gives_the_same(source: Source, artifact: Path, share: float)
         assert bool(session.store.counters.misses) == (share < 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["q4_1 with shared experts"], indirect=True)
 def test_the_choice_takes_the_file_s_formats_unmeasured(kind: Kind, source: Source, tmp_path: Path) -> None:
     """And counts the blocks of each token's experts, where DRAM holds a part of them."""
@@ -205,7 +207,7 @@ def test_the_choice_takes_the_file_s_formats_unmeasured(kind: Kind, source: Sour
     assert (found.method, found.families, found.formats) == ("dense", (BLOCKS,), keeping(model, kind.own))
     part = AllocateConfig(method="dense", format="auto", dram_budget="60%", **given)
     held = allocate.run(part, model, activations, device, work, corpus, curves=curves)
-    inputs = allocate.AllocationInputs(model, activations, device, work, corpus, 1, curves)
+    inputs = AllocationInputs(model, activations, device, work, corpus, 1, curves)
     layers, spec = len(curves.trace_layers), model.spec
     of_token = layers * num_units(BLOCKS, spec) // spec.num_experts * spec.num_experts_per_tok
     tokens = Replays(inputs).tokens(held)

@@ -9,10 +9,12 @@ import pytest
 from coldpress.compiler.cost_model import all_read_units, flash_bytes, read_buffer_bytes, resident_bytes, unit_bytes
 from coldpress.compiler.dense_run import dense_for, dense_run
 from coldpress.compiler.io import Workspace, load_record
+from coldpress.compiler.search.density import AllocationInputs
+from coldpress.compiler.search.dram_shares import asked_budgets_of, divided
+from coldpress.compiler.search.floor import Floor
+from coldpress.compiler.search.settings import AllocateConfig
 from coldpress.compiler.sections import make_sections
 from coldpress.compiler.stages import allocate, verify
-from coldpress.compiler.stages.allocate import AllocateConfig, AllocationInputs, Floor
-from coldpress.compiler.stages.allocate._dram_shares import divided
 from coldpress.compiler.stages.export._stored import StoredModel
 from coldpress.compiler.stages.verify import VerifyConfig
 from coldpress.compiler.workflow.settings import resolve
@@ -154,7 +156,7 @@ def test_a_division_by_layer_uses_the_budget_to_the_byte(tmp_path: Path, source:
     model = source.model
     values = {"method": "dense", "format": BASE, "cache": "static", "context_length": 32, "dram_budget": "80%"}
     config = AllocateConfig(**values, density_allocation="uniform")
-    (budget,) = allocate.asked_budgets_of(config, model, SLOW)
+    (budget,) = asked_budgets_of(config, model, SLOW)
     inputs = AllocationInputs(model, Activations.model_construct(layers=()), SLOW, Workspace(tmp_path, "x"), None, 1)
     every = (Densities(family="neuron", per_layer=(1.0,) * 11),)
     found = divided(config, inputs, every, formats)
@@ -170,7 +172,7 @@ def test_a_division_by_layer_uses_the_budget_to_the_byte(tmp_path: Path, source:
         pytest.param("dense", BY_LAYER, marks=pytest.mark.slow),
         pytest.param("wina", BY_LAYER, marks=pytest.mark.slow),
         ("wina", BY_MATRIX),
-        ("dense", f"{BASE}+{BASE}+{FINE}"),
+        pytest.param("dense", f"{BASE}+{BASE}+{FINE}", marks=pytest.mark.slow),
         pytest.param("dense", "int8_group32+q5_0+fp16", marks=pytest.mark.slow),
         pytest.param("flash", BY_MATRIX, marks=pytest.mark.slow),
     ],

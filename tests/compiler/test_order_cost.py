@@ -8,8 +8,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
+from coldpress.compiler.search.settings import AllocateConfig
 from coldpress.compiler.seconds import requests_of, simulated
-from coldpress.compiler.stages.allocate import AllocateConfig
 from coldpress.compiler.stages.allocate import run as allocate
 from coldpress.compiler.stages.order import OrderConfig, OrderInputs
 from coldpress.compiler.stages.order import run as order_units

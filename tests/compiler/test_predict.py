@@ -9,7 +9,7 @@ import torch
 
 from coldpress.compiler.activity.predictor_network import Weights
 from coldpress.compiler.io import load_arrays, save_arrays
-from coldpress.compiler.stages.allocate import AllocateConfig
+from coldpress.compiler.search.settings import AllocateConfig
 from coldpress.compiler.stages.predict import PredictConfig, ranks_tried, run
 from coldpress.compiler.stages.predict import training as training
 from coldpress.runtime.plugins import load, names

@@ -14,11 +14,11 @@ import pytest
 from coldpress.compiler.device import memory
 from coldpress.compiler.io import Workspace, save_arrays
 from coldpress.compiler.job import Job, config_of
-from coldpress.compiler.needs import Build, all_needs, needs_of
+from coldpress.compiler.needs import PASS_THREADS, Build, all_needs, needs_of
 from coldpress.compiler.pipeline import STAGES
 from coldpress.compiler.profiles import device_file
+from coldpress.compiler.search.settings import AllocateConfig
 from coldpress.compiler.stages import calibrate, ingest, layout, predict, preflight, quantize
-from coldpress.compiler.stages.allocate import AllocateConfig
 from coldpress.compiler.stages.calibrate import CalibrateConfig
 from coldpress.compiler.stages.ingest import IngestConfig
 from coldpress.compiler.stages.preflight import PreflightConfig, trial
@@ -359,7 +359,7 @@ def test_allocation_counts_two_states_of_each_variant_and_one_of_the_model(model
 def test_limits_are_those_of_the_stages() -> None:
     for rule in ("calibrate", "distill", "recalibrate", "size"):
         text = (ROOT / "rules" / f"{rule}.smk").read_text()
-        assert set(re.findall(r"threads: (\d+)", text)) == {str(preflight.PASS_THREADS)}
+        assert set(re.findall(r"threads: (\d+)", text)) == {str(PASS_THREADS)}
     assert preflight.PREDICTOR_TOKENS == predict.MIN_TOKENS
 
 

@@ -64,7 +64,7 @@ class WithZeros(Case):
     relu = True  # type: ignore[assignment]
 
 
-@pytest.mark.parametrize("kind", [Case, WithZeros], ids=["silu", "relu"])
+@pytest.mark.parametrize("kind", [pytest.param(Case, marks=pytest.mark.slow), WithZeros], ids=["silu", "relu"])
 def test_a_mixture_with_predictors_is_verified(kind: type[Case], tmp_path: Path) -> None:
     """The last stage reads every byte, decodes the test text, and replays it in the simulator, which decides alike."""
     case = kind("mixtral", "predictor", "fp16")

@@ -21,10 +21,11 @@ from coldpress.compiler.quote.decide import CLEARLY, NEARLY
 from coldpress.compiler.quote.records import Quote
 from coldpress.compiler.quote.show import WORDS, shown
 from coldpress.compiler.quote.sources import activations_of, expert_shares, find
+from coldpress.compiler.search.density import AllocationInputs
+from coldpress.compiler.search.dram_shares import divided
+from coldpress.compiler.search.replay import Replays
+from coldpress.compiler.search.settings import AllocateConfig
 from coldpress.compiler.stages import calibrate, ingest
-from coldpress.compiler.stages.allocate import AllocateConfig, AllocationInputs
-from coldpress.compiler.stages.allocate._dram_shares import divided
-from coldpress.compiler.stages.allocate._replay import Replays
 from coldpress.compiler.stages.calibrate import CalibrateConfig
 from coldpress.compiler.stages.ingest import IngestConfig
 from coldpress.compiler.stages.preflight import budget
@@ -79,6 +80,7 @@ def refused(capsys: pytest.CaptureFixture[str], model: object, *arguments: str) 
     return capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_quote_says_that_drafts_are_not_in_its_figures(
     capsys: pytest.CaptureFixture[str], config_alone: Path
 ) -> None:
@@ -137,6 +139,7 @@ def test_a_profile_is_quoted_without_a_commit_of_its_corpus(
     assert (found["model"], found["source"]) == ("mistral-7b", "config")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("head_dim", "kv_cache"), [(32, "int8"), (16, "fp16")])
 def test_keys_are_smaller_where_dram_is_short_and_the_heads_have_a_smaller_format(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, head_dim: int, kv_cache: str
@@ -150,6 +153,7 @@ def test_keys_are_smaller_where_dram_is_short_and_the_heads_have_a_smaller_forma
     assert device["choice"]["kv_cache"] == kv_cache
 
 
+@pytest.mark.slow
 def test_the_first_token_grows_with_its_prompt(capsys: pytest.CaptureFixture[str], config_alone: Path) -> None:
     def of(*prompt: str) -> tuple[int, dict[str, Any]]:
         found = quoted(capsys, config_alone, "--dram-budget", "60%", *prompt)
@@ -214,6 +218,7 @@ def test_more_dram_is_recommended_only_while_it_buys_speed(
     assert all(one["ratio"] > 1 for one in larger if one["tokens_per_s"] > 1.05 * own)
 
 
+@pytest.mark.slow
 def test_the_quality_of_a_model_that_was_not_measured_is_unknown(
     capsys: pytest.CaptureFixture[str], config_alone: Path
 ) -> None:
@@ -297,6 +302,7 @@ def test_every_key_of_a_build_is_one_of_a_quote(
     assert least == pytest.approx(min(need.least_bytes for need in budget.least_needs(asked)), rel=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("model_type", "relu"), [("mixtral", False), ("opt", True), ("qwen3", False)])
 def test_other_architectures_are_quoted(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, model_type: str, relu: bool
@@ -320,6 +326,7 @@ def test_a_model_of_no_measured_kind_is_quoted_dense_and_without_quality(
     assert all(one["skipped"] for one in device["tried"] if one["method"] != "dense")
 
 
+@pytest.mark.slow
 def test_several_devices_are_quoted_in_the_order_given(capsys: pytest.CaptureFixture[str], config_alone: Path) -> None:
     devices = quoted(capsys, config_alone, "--dram-budget", "70%", device="oneplus12,pixel6")["devices"]
     assert [one["device"] for one in devices] == ["oneplus12", "pixel6"]

@@ -12,8 +12,8 @@ from coldpress.compiler.io import Workspace, save_record
 from coldpress.compiler.quote.decide import QuoteSettings, device_quotes
 from coldpress.compiler.quote.records import DeviceQuote
 from coldpress.compiler.quote.sources import QuoteSource, activations_of
+from coldpress.compiler.search.settings import AllocateConfig
 from coldpress.compiler.stages import allocate
-from coldpress.compiler.stages.allocate import AllocateConfig
 from coldpress.schemas.compute import Compute, Figure, KernelRate
 from coldpress.schemas.device import DeviceProfile
 from coldpress.schemas.sparsity import Sparsity
@@ -69,7 +69,7 @@ def built(source: QuoteSource, on: DeviceProfile, folder: Path, *budgets: str) -
     return allocate.run(config, source.model, source.activations, on, work, curves=source.curves)
 
 
-@pytest.mark.parametrize("latency_s", [1e-6, 1e-4])
+@pytest.mark.parametrize("latency_s", [pytest.param(1e-6, marks=pytest.mark.slow), 1e-4])
 def test_each_budget_is_quoted_as_the_build_of_all_takes_it(
     source: QuoteSource, tmp_path: Path, latency_s: float
 ) -> None:

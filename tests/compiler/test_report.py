@@ -91,6 +91,7 @@ def test_the_budget_is_divided_without_rest(tmp_path, method):
     assert all(size > 0 for size in parts.values())
 
 
+@pytest.mark.slow
 def test_accepted_drafts_are_shown_by_pass(build, usual, tmp_path):
     """In a chart, a sentence and metrics.json; a build without drafts has none of them."""
     found = tiny_verification(build.plans, build.package().manifest_sha256).model_copy(update={"drafts": (DRAFTS,)})
@@ -531,6 +532,7 @@ def test_a_token_s_time_is_parted_by_what_is_busy(build, tmp_path):
     assert by_name["fp16, all in DRAM"]["flash alone"] == 0
 
 
+@pytest.mark.slow
 def test_reads_are_drawn_by_length(build, tmp_path):
     drawn = []
     with pytest.MonkeyPatch.context() as patched:

@@ -97,7 +97,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
     return Built(tmp_path_factory.mktemp("route"))
 
 
-@pytest.mark.parametrize("cache", ["static", "lru"])
+@pytest.mark.parametrize("cache", [pytest.param("static", marks=pytest.mark.slow), "lru"])
 def test_a_run_diverges_and_misses_as_the_record_says(built: Built, cache: str) -> None:
     """The runtime multiplies fp16 codes; its caches begin empty, those of the stage full."""
     exact = built.plan(cache)
@@ -116,6 +116,7 @@ def test_a_run_diverges_and_misses_as_the_record_says(built: Built, cache: str) 
     assert record.miss_ratio < route.WORTH
 
 
+@pytest.mark.slow
 def test_a_budget_that_nothing_keeps_leaves_the_models_routing(built: Built) -> None:
     plan = built.plan("static")
     none = built.routed(plan, routing_kl=1e-12)
@@ -124,6 +125,7 @@ def test_a_budget_that_nothing_keeps_leaves_the_models_routing(built: Built) -> 
     assert "saves nothing within 1e-12" in none.choices[0].reasons[-1]
 
 
+@pytest.mark.slow
 def test_an_open_routing_goes_as_far_as_the_search_left(built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = built.plan("static")
     exact = built.routed(plan, routing="auto")

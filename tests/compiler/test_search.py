@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.shared.searches import SEARCHES
 from coldpress.compiler.search import MARGIN, Candidate, Goal, Judged, Space
-from coldpress.compiler.stages.allocate._words import front_of, tried_of
+from coldpress.compiler.search.words import front_of, tried_of
 from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.families import HeadFormat, head_of, of_layers, with_own
 

@@ -17,9 +17,9 @@ from coldpress.compiler.candidates import candidates
 from coldpress.compiler.io import Workspace, load_arrays
 from coldpress.compiler.quality.variants import RESIDENT_SHARES, STRENGTHS
 from coldpress.compiler.search import Candidate, Goal, Judged, Space, fastest_dense
+from coldpress.compiler.search.floor import Floor, largest_strength
+from coldpress.compiler.search.settings import AllocateConfig
 from coldpress.compiler.stages import allocate, explore, ingest
-from coldpress.compiler.stages.allocate import AllocateConfig
-from coldpress.compiler.stages.allocate._quality import Floor, largest_strength
 from coldpress.compiler.stages.explore import ExploreConfig
 from coldpress.compiler.stages.ingest import IngestConfig
 from coldpress.compiler.workflow.settings import needs_routing, resolve

@@ -1,13 +1,13 @@
-"""Every rule of compiler/stages/allocate divides the asked density, to a unit, and runs no more of the model than it
+"""Every rule of compiler/density_allocation divides the asked density, to a unit, and runs no more of the model than it
 says."""
 
 import pytest
 
-from coldpress.compiler.stages.allocate._task import Rule
+from coldpress.compiler.density_allocation import Rule
 from coldpress.runtime.plugins import load, names
 from tests.support.allocation import separable, used_bytes
 
-RULES = names("coldpress.compiler.stages.allocate")
+RULES = names("coldpress.compiler.density_allocation")
 
 
 def test_the_known_rules_are_found() -> None:
@@ -17,7 +17,7 @@ def test_the_known_rules_are_found() -> None:
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("density", [0.15, 0.5, 0.9])
 def test_the_mean_over_bytes_is_what_was_asked_for(rule: str, density: float) -> None:
-    plugin = load("coldpress.compiler.stages.allocate", Rule, rule)
+    plugin = load("coldpress.compiler.density_allocation", Rule, rule)
     task, losses = separable(density, units=40)
     found = plugin.densities(task)
     assert set(found) == set(task.keys)

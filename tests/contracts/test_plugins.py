@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from coldpress.compiler.architectures import Architecture
+from coldpress.compiler.density_allocation import Rule
 from coldpress.compiler.rounding._weights import Algorithm
-from coldpress.compiler.stages.allocate._task import Rule
 from coldpress.compiler.stages.distill import Recipe
 from coldpress.compiler.stages.export import Target
 from coldpress.compiler.stages.order._task import Heuristic
@@ -21,7 +21,7 @@ from coldpress.runtime.sparsity import Selector
 from coldpress.schemas.errors import ColdpressError, UnknownNameError
 
 SHARED: dict[str, type[PluginBase]] = {
-    "coldpress.compiler.stages.allocate": Rule,
+    "coldpress.compiler.density_allocation": Rule,
     "coldpress.compiler.architectures": Architecture,
     "coldpress.compiler.stages.distill": Recipe,
     "coldpress.compiler.stages.export": Target,

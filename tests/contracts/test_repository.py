@@ -17,8 +17,6 @@ from tests.support.data import ROOT
 
 RULES = ROOT / "rules"
 WITHOUT_TORCH = ("order", "place", "quantize", "layout", "plan", "package", "verify", "report", "allocate")
-TORCH_ON_REQUEST = {"allocate": {"_rules.py"}}
-"""Rules of density_allocation that run the model."""
 
 
 def module_of(stage: str) -> Path:
@@ -163,11 +161,11 @@ def test_help_is_enough_and_imports_no_torch(stage: str) -> None:
 
 @pytest.mark.parametrize("stage", WITHOUT_TORCH)
 def test_no_torch_in_stages_that_decide_or_write(stage: str) -> None:
-    """Not even inside a function, but for TORCH_ON_REQUEST."""
+    """Not even inside a function."""
     folder = module_of(stage)
     files = folder.parent.glob("*.py") if folder.name == "__init__.py" else [folder]
     found = {file.name for file in files if re.search(r"^\s*(import|from) torch\b", file.read_text(), re.MULTILINE)}
-    assert found <= TORCH_ON_REQUEST.get(stage, set())
+    assert not found
 
 
 def test_the_runtime_imports_neither_torch_nor_the_compiler() -> None:

@@ -392,6 +392,7 @@ def test_version(capsys):
 # The process
 
 
+@pytest.mark.slow
 def test_the_first_token_takes_little_more_than_a_start(artifact):
     """A library such as torch or transformers would take several times as long."""
 

@@ -141,6 +141,7 @@ def test_langchain_chats_and_completes(server, model):
     completes.client._client.close()
 
 
+@pytest.mark.slow
 def test_the_command_llm_chats_and_completes(server, model, tmp_path):
     of_server = {"api_base": f"{server.url}/v1", "model_name": "tiny"}
     models = [{"model_id": "chat", **of_server}, {"model_id": "text", **of_server, "completion": True}]

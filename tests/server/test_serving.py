@@ -141,7 +141,7 @@ def test_while_it_stops_it_finishes_and_refuses(artifact, model):
         assert end(running) == expected
 
 
-@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("sent", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_a_signal_ends_the_process_in_order(artifact, sent):
     with serving(artifact.path) as server:
         with server.streamed(**LONG) as answer:

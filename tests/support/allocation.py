@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from coldpress.compiler.stages.allocate._task import Key, Magnitudes, RuleTask, Shares
+from coldpress.compiler.density_allocation import Key, Magnitudes, RuleTask, Shares
 
 RNG = np.random.default_rng(5)
 

@@ -23,10 +23,12 @@ from coldpress.compiler.cost_model import dense_footprint_bytes, row_table_bytes
 from coldpress.compiler.io import Workspace, load_record, save_arrays, save_record
 from coldpress.compiler.job import Job, run_job
 from coldpress.compiler.kept_codes import keeping
+from coldpress.compiler.search.budgets import BudgetChoice
+from coldpress.compiler.search.density import AllocationInputs
+from coldpress.compiler.search.dram_shares import asked_budgets_of
+from coldpress.compiler.search.settings import AllocateConfig
 from coldpress.compiler.sections import bookkeeping_bytes, make_sections
 from coldpress.compiler.stages import allocate, ingest
-from coldpress.compiler.stages.allocate import AllocateConfig
-from coldpress.compiler.stages.allocate._budgets import BudgetChoice
 from coldpress.compiler.stages.ingest import IngestConfig
 from coldpress.compiler.workflow.settings import resolve
 from coldpress.runtime import plugins
@@ -182,8 +184,8 @@ def _divide_again(source: Source, case: Case, folder: Path, config: AllocateConf
     """Replaces the record of `allocate` by its division with the formats of each layer and of the head."""
     activations = load_record(folder / "calibrate.json", Activations)
     device, work = load_record(folder / "device.json", DeviceProfile), Workspace(folder / "again", "test")
-    inputs = allocate.AllocationInputs(source.model, activations, device, work, None, 1)
-    (budget,) = allocate.asked_budgets_of(config, source.model, device)
+    inputs = AllocationInputs(source.model, activations, device, work, None, 1)
+    (budget,) = asked_budgets_of(config, source.model, device)
     formats = keeping(source.model, case.layer_formats or case.format)
     if case.head:
         formats = with_head(formats, HeadFormat(role=source.model.spec.head_role, format=case.head))

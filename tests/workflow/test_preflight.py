@@ -2,11 +2,14 @@
 
 from pathlib import Path
 
+import pytest
+
 from coldpress.compiler.io import load_record
 from coldpress.schemas.preflight import Preflight
 from tests.support.workflow import Workflow
 
 
+@pytest.mark.slow
 def test_a_refusal_comes_before_any_long_stage(workflow: Workflow, tmp_path: Path) -> None:
     """With cores to spare, too: otherwise calibrate, which needs the same records, would start beside it."""
     refused = workflow.at(tmp_path)

@@ -1,11 +1,10 @@
 """allocate: divides the DRAM budget: density per layer and family, predictor sizes, and the bytes of every use.
 
-Reads shapes, activation statistics and the device; returns a `Sparsity` whose budget adds up to the byte. The memory
-equation is resident tensors + predictors + KV cache + bookkeeping + buffers + cache = budget (ActiveFlow 4.1, Eqs. 2
-and 8, plus the other buffers of this runtime; _dram_shares.py). The selector says where densities come from and what is
-fitted to them (runtime/sparsity). With an open method a search (compiler/search) compares selectors, densities, formats
-and caches under one quality floor (_searched.py), for each of several budgets (_budgets.py), and the record says what
-it found.
+Reads shapes, activation statistics and the device; returns a `Sparsity` whose budget adds up to the byte
+(compiler/search/dram_shares.py). With an open method the search (compiler/search) compares selectors, densities,
+formats and caches under one quality floor, for each of several budgets; what it needs to know of the quality is
+measured as it goes (_finalists.py), and the record says what it found. The selector says where densities come from and
+what is fitted to them (runtime/sparsity).
 """
 
 import logging
@@ -22,25 +21,24 @@ from coldpress.compiler.checkpoint.shapes import why_shorter
 from coldpress.compiler.checkpoint.source_json import read_object
 from coldpress.compiler.checkpoint.tensors import MAX_CONFIG_BYTES
 from coldpress.compiler.cost_model import flash_bytes
+from coldpress.compiler.density_allocation import Rule
 from coldpress.compiler.draft_passes import MODEL
 from coldpress.compiler.io import Workspace
 from coldpress.compiler.kept_codes import keeping, own_layers
 from coldpress.compiler.quality.needs import needs_of_passes
-from coldpress.compiler.shared_settings import MAX_PPL_RATIO, WHOLE
-from coldpress.compiler.stages.allocate._budgets import BudgetChoice, choices, searched_together
-from coldpress.compiler.stages.allocate._config import AllocateConfig
-from coldpress.compiler.stages.allocate._drafts import Drafts, without
-from coldpress.compiler.stages.allocate._dram_shares import (
+from coldpress.compiler.search.budgets import BudgetChoice, choices
+from coldpress.compiler.search.density import ALLOCATION_TOKENS, UNIFORM, AllocationInputs
+from coldpress.compiler.search.drafts import Drafts, without
+from coldpress.compiler.search.dram_shares import (
     asked_budgets_of,
     divided,
     method_of,
 )
+from coldpress.compiler.search.floor import Floor
+from coldpress.compiler.search.replay import Replays
+from coldpress.compiler.search.settings import AllocateConfig
+from coldpress.compiler.shared_settings import MAX_PPL_RATIO, WHOLE
 from coldpress.compiler.stages.allocate._finalists import completed
-from coldpress.compiler.stages.allocate._quality import Floor
-from coldpress.compiler.stages.allocate._replay import Replays, setting_of
-from coldpress.compiler.stages.allocate._rules import ALLOCATION_TOKENS, UNIFORM, AllocationInputs
-from coldpress.compiler.stages.allocate._searched import Searched, searched
-from coldpress.compiler.stages.allocate._task import Rule
 from coldpress.runtime.cache import CachePolicy
 from coldpress.runtime.plugins import load, load_class
 from coldpress.runtime.quantization import Format
@@ -59,19 +57,6 @@ from coldpress.schemas.sparsity import Decision, Densities, Sparsity
 
 if TYPE_CHECKING:
     from coldpress.compiler.needs import Build
-
-__all__ = [
-    "AllocateConfig",
-    "AllocationInputs",
-    "Floor",
-    "Searched",
-    "asked_budgets_of",
-    "needs",
-    "run",
-    "searched",
-    "searched_together",
-    "setting_of",
-]
 
 LOG = logging.getLogger(__name__)
 COMPARED_LOGIT_BYTES = 4 * 4 * 4
@@ -121,7 +106,7 @@ def run(
         taken = tuple(BudgetChoice(_with_draft(one, inputs, own), own) for one in each)
     largest, *smaller = _decisions(taken, inputs)
     sparsity = with_smaller(largest, smaller).model_copy(update={"curves": found})
-    _log(sparsity, inputs)
+    _log(sparsity)
     return sparsity
 
 
@@ -150,7 +135,7 @@ def _with_draft(config: AllocateConfig, inputs: AllocationInputs, formats: Forma
     return config.model_copy(update={"draft": MODEL if found else without(named)})
 
 
-def _log(sparsity: Sparsity, inputs: AllocationInputs) -> None:
+def _log(sparsity: Sparsity) -> None:
     budget = sparsity.budget
     LOG.info(
         "allocate: %s of %s bytes resident, %s predictors, %s KV cache, %s bookkeeping, %s buffers, %s for units",
@@ -160,17 +145,13 @@ def _log(sparsity: Sparsity, inputs: AllocationInputs) -> None:
     )
     for densities in sparsity.densities:
         LOG.info("allocate: %s densities %s", densities.family, " ".join(f"{d:.3f}" for d in densities.per_layer))
-    token_s = sparsity.tried[0].token_s if sparsity.tried else None
-    if token_s is None:
-        token_s = Replays(inputs).of(sparsity).token_s
-    LOG.info("allocate: about %.1f tokens/s on %s", 1 / token_s, inputs.device.name)
 
 
 def needs(build: "Build") -> StageNeeds:
     """Returns what passes take that measure quality, or sensitivities with hidden states before every layer, and
     losses, if the rule measures them: hidden states of all variants twice and of the whole model, logits of a block."""
     settings, spec = build.settings["allocate"], build.model.spec
-    rule = load("coldpress.compiler.stages.allocate", Rule, settings["density_allocation"])
+    rule = load("coldpress.compiler.density_allocation", Rule, settings["density_allocation"])
     variants = rule.num_variants(spec.num_hidden_layers, len(build.families))
     disk_bytes = 32 * spec.num_hidden_layers * build.layer_units(build.families)
     passes_bytes = build.PYTHON_BYTES

@@ -21,13 +21,13 @@ from coldpress.compiler.candidates import candidates, own_options
 from coldpress.compiler.quality.passes import NO_LOSS, Passes
 from coldpress.compiler.quality.variants import Along, asked, reached, routing_curves
 from coldpress.compiler.search import MARGIN, Judged, Space
-from coldpress.compiler.stages.allocate._budgets import searched_together
-from coldpress.compiler.stages.allocate._config import AllocateConfig
+from coldpress.compiler.search.budgets import searched_together
+from coldpress.compiler.search.density import AllocationInputs
+from coldpress.compiler.search.floor import LEAST_ERROR, Floor
+from coldpress.compiler.search.judge import Searched
+from coldpress.compiler.search.replay import Replays
+from coldpress.compiler.search.settings import AllocateConfig
 from coldpress.compiler.stages.allocate._formats import ERRORS, MeasuredFormats, is_rough, streams_attention, unmeasured
-from coldpress.compiler.stages.allocate._quality import LEAST_ERROR, Floor
-from coldpress.compiler.stages.allocate._replay import Replays
-from coldpress.compiler.stages.allocate._rules import AllocationInputs
-from coldpress.compiler.stages.allocate._searched import Searched
 from coldpress.schemas.curves import Curve, Curves, FormatLoss, Point, Unexplored
 from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.families import WHOLE_MLP, Method, dense_family, of_layers

@@ -26,18 +26,18 @@ from coldpress.compiler.quality.variants import (
     smaller_formats_of,
 )
 from coldpress.compiler.search import Candidate, Judged
+from coldpress.compiler.search.budgets import searched_together
 from coldpress.compiler.search.by_layer import Sizes
-from coldpress.compiler.stages.allocate._budgets import searched_together
-from coldpress.compiler.stages.allocate._config import AllocateConfig
+from coldpress.compiler.search.density import AllocationInputs
+from coldpress.compiler.search.floor import LEAST_ERROR, Floor, error_of
+from coldpress.compiler.search.judge import Searched
+from coldpress.compiler.search.settings import AllocateConfig
 from coldpress.compiler.stages.allocate._mixed import (
     Mixes,
     expected_effects,
     formats_of_matrices,
     last_that_fits,
 )
-from coldpress.compiler.stages.allocate._quality import LEAST_ERROR, Floor, error_of
-from coldpress.compiler.stages.allocate._rules import AllocationInputs
-from coldpress.compiler.stages.allocate._searched import Searched
 from coldpress.compiler.stages.allocate._text_passes import TextPasses
 from coldpress.compiler.steps import Steps
 from coldpress.schemas.curves import Curves, FormatLoss, HeadLoss, KvCacheLoss, Loss

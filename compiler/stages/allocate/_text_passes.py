@@ -11,8 +11,8 @@ from coldpress.compiler.io import Workspace, load_arrays
 from coldpress.compiler.quality.passes import Passes, remove_grams, rounding_of
 from coldpress.compiler.quality.trace import few_tokens
 from coldpress.compiler.rounding._matrix import Rounding
-from coldpress.compiler.stages.allocate._config import AllocateConfig
-from coldpress.compiler.stages.allocate._rules import AllocationInputs
+from coldpress.compiler.search.density import AllocationInputs
+from coldpress.compiler.search.settings import AllocateConfig
 from coldpress.compiler.steps import Steps
 from coldpress.schemas.corpus import Split
 

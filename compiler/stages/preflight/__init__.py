@@ -19,9 +19,8 @@ from pydantic import Field, JsonValue
 
 from coldpress.compiler.candidates import AUTO
 from coldpress.compiler.checkpoint.shapes import Shapes, why_shorter
-from coldpress.compiler.cost_model import HasShapes
 from coldpress.compiler.device import memory
-from coldpress.compiler.needs import Build, Inputs, all_needs, needs_of
+from coldpress.compiler.needs import PASS_THREADS, Build, Inputs, all_needs, asked_text, needs_of
 from coldpress.compiler.stages.preflight import budget, trial
 from coldpress.runtime.plugins import load
 from coldpress.runtime.quantities import show_bytes
@@ -41,8 +40,6 @@ LEAST_TOKEN_SHARE = 0.5
 """Share of the wanted calibration tokens that a large model's corpus must have."""
 PREDICTOR_TOKENS = 64
 """Fewest calibration tokens that a predictor can be trained on (compiler/stages/predict/__init__.py)."""
-PASS_THREADS = 8
-"""Most cores that a stage takes to run text through the model (rules/calibrate.smk)."""
 TEXT_STAGES = ("calibrate", "recalibrate", "predict", "place", "order")
 """Stages that need less memory with fewer calibration tokens."""
 REMEDY = "or set preflight=off to try anyway"
@@ -168,13 +165,6 @@ def check_download(
         check_ram(stages, memory.free_dram_bytes())
     folder = Path(config.folder)
     check_disk(stages, _free_disk_bytes(folder), folder, device.name, download)
-
-
-def asked_text(settings: Mapping[str, Mapping[str, Any]], model: HasShapes) -> tuple[int, int]:
-    """Returns (tokens, tokens per block) of calibration text, if the corpus has as much as the settings want."""
-    tokenize = settings["tokenize"]
-    block_tokens = min(int(tokenize["block_tokens"]), model.spec.max_position_embeddings)
-    return max(1, int(tokenize["calibration_tokens"]) // block_tokens) * block_tokens, block_tokens
 
 
 def check_ram(stages: tuple[StageNeeds, ...], free_bytes: int) -> None:

@@ -8,8 +8,8 @@ from coldpress.compiler.candidates import AUTO
 from coldpress.compiler.cost_model import flash_bytes
 from coldpress.compiler.draft_passes import COUNTS, MODEL, Drafted, best_drafts
 from coldpress.compiler.search import MARGIN
-from coldpress.compiler.stages.allocate._replay import Replays
-from coldpress.compiler.stages.allocate._rules import AllocationInputs
+from coldpress.compiler.search.density import AllocationInputs
+from coldpress.compiler.search.replay import Replays
 from coldpress.runtime.drafts import NO_DRAFT
 from coldpress.runtime.plugins import load
 from coldpress.runtime.sparsity import Selector

@@ -16,8 +16,8 @@ from coldpress.compiler.activity.choice import Choice
 from coldpress.compiler.activity.forward import LayerStream
 from coldpress.compiler.activity.unit_statistics import UnitStatistics, all_statistics
 from coldpress.compiler.activity.variants import Variant, compare, last_hidden
+from coldpress.compiler.density_allocation import Key, Magnitudes, Rule, RuleTask, Shares
 from coldpress.compiler.io import Workspace, digest, load_arrays
-from coldpress.compiler.stages.allocate._task import Key, Magnitudes, Rule, RuleTask, Shares
 from coldpress.runtime.plugins import load
 from coldpress.runtime.sparsity import Selector
 from coldpress.schemas.activations import Activations
@@ -110,7 +110,7 @@ def _first_difference(one: Shares, other: Shares) -> int:
 class AllocationConfig(ComputeConfig):
     """How densities are divided among families and layers."""
 
-    density_allocation: Annotated[str, ConfigKey(plugins="coldpress.compiler.stages.allocate")] = Field(
+    density_allocation: Annotated[str, ConfigKey(plugins="coldpress.compiler.density_allocation")] = Field(
         default="greedy",
         description="how the density is divided among families and layers, where it is a choice; greedy passes "
         f"{ALLOCATION_TOKENS} tokens through a model of 32 layers 74 times at half density (hours on two cores at "
@@ -174,7 +174,7 @@ def allocated(
     if density >= 1 or _options_divide(method, density, spec):
         LOG.info("allocate: density_allocation=%s has nothing to divide: options or a density of 1 decide", name)
         name = UNIFORM
-    rule, held = load("coldpress.compiler.stages.allocate", Rule, name), mlp_shares(own, spec)
+    rule, held = load("coldpress.compiler.density_allocation", Rule, name), mlp_shares(own, spec)
     mlp = {family: share for family, share in own.items() if held[family]}
     attention = {family: share for family, share in own.items() if not held[family]}
     shares: dict[Key, float] = {}

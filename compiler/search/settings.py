@@ -7,6 +7,7 @@ from pydantic import Field, field_validator
 from coldpress.compiler.candidates import AUTO, DEFAULT_FORMAT
 from coldpress.compiler.cost_model import DramBudget
 from coldpress.compiler.quality.passes import PassesConfig
+from coldpress.compiler.search.density import AllocationConfig
 from coldpress.compiler.shared_settings import (
     CacheSetting,
     DraftSetting,
@@ -14,7 +15,6 @@ from coldpress.compiler.shared_settings import (
     QualitySetting,
     RoutingLimitSetting,
 )
-from coldpress.compiler.stages.allocate._rules import AllocationConfig
 from coldpress.runtime import plugins
 from coldpress.runtime.plan.kv_cache import DEFAULT_KV_CACHE
 from coldpress.runtime.plugins import load

@@ -4,7 +4,7 @@ Over all layers a family uses as much as the selector's own division gives it. D
 magnitudes grow with depth; it serves as the baseline.
 """
 
-from coldpress.compiler.stages.allocate._task import Rule, RuleTask, Shares
+from coldpress.compiler.density_allocation import Rule, RuleTask, Shares
 
 
 class Plugin(Rule):

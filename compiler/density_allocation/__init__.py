@@ -13,7 +13,7 @@ from coldpress.runtime.store.facts import Key
 from coldpress.schemas.errors import ColdpressError
 
 if TYPE_CHECKING:
-    from coldpress.compiler.stages.allocate._rules import MeasuredLosses
+    from coldpress.compiler.search.density import MeasuredLosses
 
 Shares = Mapping[Key, float]
 """Density of each family in each layer."""

@@ -25,10 +25,10 @@ from coldpress.compiler.cost_model import (
 from coldpress.compiler.dense_run import buffers_of
 from coldpress.compiler.draft_passes import MODEL
 from coldpress.compiler.kept_codes import keeping
+from coldpress.compiler.search.density import AllocationInputs, Method, allocated, over_layers
+from coldpress.compiler.search.settings import AllocateConfig
 from coldpress.compiler.sections import Whole, bookkeeping_bytes, make_sections
 from coldpress.compiler.shared_settings import DEFAULT_CACHE
-from coldpress.compiler.stages.allocate._config import AllocateConfig
-from coldpress.compiler.stages.allocate._rules import AllocationInputs, Method, allocated, over_layers
 from coldpress.runtime.plugins import load, options_of
 from coldpress.runtime.quantization._mixed import coarsest, format_fields
 from coldpress.runtime.sparsity import DensitySource, Selector

@@ -1,6 +1,6 @@
 """The same density in every layer, divided among families by the selector."""
 
-from coldpress.compiler.stages.allocate._task import Rule, RuleTask, Shares
+from coldpress.compiler.density_allocation import Rule, RuleTask, Shares
 
 
 class Plugin(Rule):

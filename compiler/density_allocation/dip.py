@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from coldpress.compiler.stages.allocate._task import Rule, RuleTask, Shares
+from coldpress.compiler.density_allocation import Rule, RuleTask, Shares
 
 LOG = logging.getLogger(__name__)
 STEP = 0.85

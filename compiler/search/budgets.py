@@ -1,6 +1,6 @@
 """Chooses the settings of each DRAM budget of a build whose method is open; a quote asks the same search.
 
-One budget is one search (_searched.py). Several share flash.img, and so selector, format, families and layer groups;
+One budget is one search (judge.py). Several share flash.img, and so selector, format, families and layer groups;
 they also share the format of keys and values. Densities and caches are their own. Each is searched alone. Then every
 selector and formats that are best under one of them, or as a dense run, are searched under all. The build takes those
 whose worst budget comes closest to that budget's own best, among those that are slower than a dense run under no
@@ -13,12 +13,12 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from coldpress.compiler.search import MARGIN, Goal, Judged, Shared, Space
-from coldpress.compiler.stages.allocate._config import AllocateConfig
-from coldpress.compiler.stages.allocate._quality import Floor
-from coldpress.compiler.stages.allocate._replay import Replays
-from coldpress.compiler.stages.allocate._rules import AllocationInputs
-from coldpress.compiler.stages.allocate._searched import Searched, searched
-from coldpress.compiler.stages.allocate._words import front_of
+from coldpress.compiler.search.density import AllocationInputs
+from coldpress.compiler.search.floor import Floor
+from coldpress.compiler.search.judge import Searched, searched
+from coldpress.compiler.search.replay import Replays
+from coldpress.compiler.search.settings import AllocateConfig
+from coldpress.compiler.search.words import front_of
 from coldpress.schemas.families import Formats
 from coldpress.schemas.sparsity import Tried
 

@@ -23,14 +23,14 @@ from coldpress.compiler.cost_model import flash_bytes, llm_sparsity, weight_byte
 from coldpress.compiler.draft_passes import MODEL
 from coldpress.compiler.kept_codes import keeping
 from coldpress.compiler.search import Candidate, Goal, Judged, Search, Space, beam, fastest_dense
+from coldpress.compiler.search.density import UNIFORM, AllocationInputs
+from coldpress.compiler.search.drafts import Drafts, without
+from coldpress.compiler.search.dram_shares import asked_budgets_of, divided
+from coldpress.compiler.search.floor import Floor
+from coldpress.compiler.search.replay import Replays
+from coldpress.compiler.search.settings import AllocateConfig
+from coldpress.compiler.search.words import tried_of
 from coldpress.compiler.seconds import TokenCost
-from coldpress.compiler.stages.allocate._config import AllocateConfig
-from coldpress.compiler.stages.allocate._drafts import Drafts, without
-from coldpress.compiler.stages.allocate._dram_shares import asked_budgets_of, divided
-from coldpress.compiler.stages.allocate._quality import Floor
-from coldpress.compiler.stages.allocate._replay import Replays
-from coldpress.compiler.stages.allocate._rules import UNIFORM, AllocationInputs
-from coldpress.compiler.stages.allocate._words import tried_of
 from coldpress.runtime.drafts import NO_DRAFT
 from coldpress.runtime.plan.kv_cache import KV_CACHE_FORMATS
 from coldpress.runtime.plugins import load

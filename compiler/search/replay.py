@@ -25,10 +25,10 @@ from coldpress.compiler.activity.unit_statistics import NORMS, all_statistics
 from coldpress.compiler.cost_model import all_read_units, flash_bytes, unit_bytes
 from coldpress.compiler.dense_run import dense_run
 from coldpress.compiler.io import load_arrays
+from coldpress.compiler.search.density import AllocationInputs
 from coldpress.compiler.seconds import Key, Setting
 from coldpress.compiler.sections import make_sections
 from coldpress.compiler.shared_settings import OVERPREDICTION
-from coldpress.compiler.stages.allocate._rules import AllocationInputs
 from coldpress.runtime.cache import CachePolicy
 from coldpress.runtime.plan.budget import Claim, units_with_room
 from coldpress.runtime.plugins import load, load_class, options_of

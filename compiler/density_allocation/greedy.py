@@ -14,7 +14,7 @@ import logging
 import math
 import statistics
 
-from coldpress.compiler.stages.allocate._task import Key, Rule, RuleTask, Shares
+from coldpress.compiler.density_allocation import Key, Rule, RuleTask, Shares
 
 LOG = logging.getLogger(__name__)
 STEP = 0.8
