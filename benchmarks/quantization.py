@@ -72,28 +72,29 @@ class Reference:
 
     model: Model
     activations: Activations
-    gram: GramMatrices
+    gram: GramMatrices | None
+    """None if no way is GPTQ."""
     calibration: np.ndarray
     """Token ids int32 [num_blocks, T]."""
     tokens: np.ndarray
     """Token ids of test text, int32 [num_blocks, T]."""
 
     @staticmethod
-    def of(file: Path, folder: Path, calibration_tokens: int, tokens: int) -> "Reference":
-        """Writes the noised model of a file, and builds it up to its Gram matrices."""
+    def of(file: Path, folder: Path, calibration_tokens: int, tokens: int, with_gram: bool) -> "Reference":
+        """Writes the noised model of a file, and builds it up to its statistics, or to its Gram matrices."""
         source = folder / "noised.gguf"
         folder.mkdir(parents=True, exist_ok=True)
         noised.write(file, source)
         config: dict[str, Any] = {"model": source, "method": "dense", "format": "fp16", "algorithm": "gptq"}
         config |= {"calibration_tokens": calibration_tokens, "evaluation_tokens": tokens, "dram_budget": "100%"}
-        device = build(folder, "--until", "gram", **config, **_text())
+        device = build(folder, "--until", "gram" if with_gram else "calibrate", **config, **_text())
         built = device.parent
         corpus = load_record(built / "tokenize.json", Corpus)
         blocks = (load_arrays(corpus.split(name).arrays)["tokens"] for name in ("calibration", "test"))
         return Reference(
             load_record(built / "ingest.json", Model),
             load_record(_only(built, "calibrate.json"), Activations),
-            load_record(_only(built, "gram.json"), GramMatrices),
+            load_record(_only(built, "gram.json"), GramMatrices) if with_gram else None,
             *blocks,
         )
 
@@ -291,7 +292,8 @@ class Plugin(Benchmark[Options]):
 
     def _reference(self, model: str, folder: Path) -> Reference:
         file = file_of(model, folder, build)
-        return Reference.of(file, folder / "noised", self.options.calibration_tokens, self.options.tokens)
+        with_gram = any(way.endswith("gptq") for way in self.options.ways)
+        return Reference.of(file, folder / "noised", self.options.calibration_tokens, self.options.tokens, with_gram)
 
     def figures(self, rows: Rows) -> Figures:
         files = [row for row in rows if row["reference"] == "file"]

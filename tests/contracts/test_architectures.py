@@ -437,7 +437,15 @@ class Case:
         self.artifact = dense_artifact(self.model, folder / "a.coldpress", min(80, self.spec.max_position_embeddings))
 
 
-@pytest.fixture(scope="module", params=CASES.values(), ids=CASES.keys())
+TIED = ("llama", "opt", "gemma2", "phi", "mixtral", "glm4_moe")
+"""Architectures whose tied case `make test` runs, too: tied heads are one piece of code."""
+ALONE = [
+    pytest.param(case, id=name, marks=[pytest.mark.slow] * (case[3] and case[0] not in TIED))
+    for name, case in CASES.items()
+]
+
+
+@pytest.fixture(scope="module", params=ALONE)
 def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
     return Case(tmp_path_factory.mktemp("case"), *request.param)
 
