@@ -3,8 +3,8 @@
 `prefill` is dense: layer after layer, units stream from flash in sequential blocks, and each block serves all tokens of
 a chunk that use its expert. `decode` is sparse: for each layer and family the selector picks units and the store brings
 them (design, section 5), for one token or for several at once, which share the reads. Both run the same layers with
-units from different sources: `_prefill_layer`, and `_decode_layer`, the loop that runtime/README.md explains. Shape
-letters: T tokens, N hidden_size, V vocab_size.
+units from different sources (layer.py): `_streamed` and `_chosen`. Shape letters: T tokens, N hidden_size, V
+vocab_size.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,10 +15,9 @@ import numpy as np
 from coldpress.runtime import plugins
 from coldpress.runtime.arithmetic import rotary_tables
 from coldpress.runtime.artifact.reader import Artifact
-from coldpress.runtime.decoder.attention import Attention
-from coldpress.runtime.decoder.blocks import StreamedBlock, Units, chosen_blocks, units_of
-from coldpress.runtime.decoder.matrix import Norm, Resident, norm_of
-from coldpress.runtime.decoder.mlp import Experts, Mlp
+from coldpress.runtime.decoder.blocks import Block, StreamedBlock, Units, chosen_blocks, units_of
+from coldpress.runtime.decoder.layer import Layer, Source
+from coldpress.runtime.decoder.matrix import Resident, norm_of
 from coldpress.runtime.decoder.selection import Selection, union
 from coldpress.runtime.decoder.tokens import KvCache, Prior, Span, Tokens, new_cache
 from coldpress.runtime.kernels import FEW_TOKENS
@@ -32,10 +31,10 @@ from coldpress.runtime.sparsity import Residency
 from coldpress.runtime.store.facts import Key, Purpose
 from coldpress.runtime.store.store import Store
 from coldpress.schemas.errors import ColdpressError, DoesNotFitError
-from coldpress.schemas.families import FAMILIES, FamilyName, UnitFormat, layers_of, num_units
+from coldpress.schemas.families import FAMILIES, FamilyName, UnitFormat, num_units
 from coldpress.schemas.layout import KvCacheFormat
 from coldpress.schemas.manifest import Manifest
-from coldpress.schemas.model import ModelSpec, RotaryKind, placed_norms
+from coldpress.schemas.model import ModelSpec, RotaryKind
 
 PREFILL_CHUNK_TOKENS = 256
 """Tokens that share one pass over flash; bounds the memory of the prefill's activations for prompts of any length."""
@@ -46,38 +45,6 @@ class PromptChunk:
     prompt: int
     start: int
     stop: int
-
-
-@dataclass(frozen=True)
-class _Block:
-    """A sublayer with its norms. Its `begin` takes the normed input, float32 [T, hidden_size], and returns work, whose
-    caller goes through `requests` in order: `signal`, float32 [T, n], from which the family's selector chooses, then
-    `add` for every block of units; after the last request `result`, float32 [T, hidden_size]. `experts` are those that
-    each token uses, bool [T, E], or None."""
-
-    sublayer: Attention | Mlp | Experts
-    before: Norm | None
-    after: Norm | None
-    """Norms what the sublayer adds (OLMo 2, Gemma 2)."""
-    multiplier: float
-    """Factor on what the sublayer adds."""
-
-    def into(self, x_TN: np.ndarray) -> np.ndarray:
-        return x_TN if self.before is None else self.before.apply(x_TN)
-
-    def out_of(self, y_TN: np.ndarray) -> np.ndarray:
-        added = y_TN if self.after is None else self.after.apply(y_TN)
-        return added if self.multiplier == 1 else added * np.float32(self.multiplier)
-
-
-@dataclass(frozen=True)
-class _Layer:
-    number: int
-    mlp: Mlp | Experts
-    blocks: tuple[_Block, ...]
-    """Attention, then the MLP."""
-    parallel: bool
-    """True if the MLP sees the layer's input, like attention, and not the hidden states after attention."""
 
 
 class Decoder:
@@ -98,7 +65,7 @@ class Decoder:
         self.spec: ModelSpec = artifact.manifest.model
         self._store, self.selection, self._activations = store, selection, activations
         """`selection` may change between tokens; the KV caches stay."""
-        self._families = tuple(entry.family for entry in artifact.manifest.families)
+        families = tuple(entry.family for entry in artifact.manifest.families)
         self._units = _units(artifact.manifest, activations)
         resident = Resident(artifact.resident, artifact.manifest.resident, activations)
         tables = artifact.manifest.flash.tables
@@ -113,23 +80,14 @@ class Decoder:
         self._norm = norm_of("norm", self.spec, resident)
         self.prefill_prior: Prior | None = None
         """Sees, and may replace, the scores by which routers choose experts in a prefill; None: they choose alone."""
-        self._layers = [self._make_layer(layer, resident) for layer in range(self.spec.num_hidden_layers)]
+        self._layers = [
+            Layer.of(number, self.spec, families, resident) for number in range(self.spec.num_hidden_layers)
+        ]
         self._kv_cache: KvCacheFormat = store.plan.kv_cache
         self._caches: list[KvCache] = [self._new_cache(0)]
 
     def _new_cache(self, context_length: int) -> KvCache:
         return new_cache(self.spec, context_length, self._kv_cache)
-
-    def _make_layer(self, layer: int, resident: Resident) -> _Layer:
-        attention = Attention(layer, self.spec, self._families, resident)
-        own = self.spec.of_layer(layer)
-        having = tuple(family for family in self._families if layer in layers_of(family, self.spec))
-        mlp = (Experts if own.is_mixture else Mlp)(layer, own, having, resident)
-        blocks = list[_Block]()
-        for sublayer, names in zip((attention, mlp), placed_norms(self.spec), strict=True):
-            before, after = (norm_of(f"layers.{layer}.{n}", self.spec, resident) if n else None for n in names)
-            blocks.append(_Block(sublayer, before, after, self.spec.residual_multiplier))
-        return _Layer(layer, mlp, tuple(blocks), self.spec.residual != "sequential")
 
     @property
     def arithmetic(self) -> str:
@@ -296,7 +254,7 @@ class Decoder:
         if num_kept is not None:
             kept = np.concatenate([np.arange(count) < n for count, n in zip(counts, num_kept, strict=True)])
         is_dense = self.selection.is_whole
-        hidden_TN = self._forward(np.concatenate(tokens), spans, self._decode_layer, kept_T=kept, is_dense=is_dense)
+        hidden_TN = self._forward(np.concatenate(tokens), spans, self._chosen, kept_T=kept, is_dense=is_dense)
         if num_kept is None:
             self._store.end_tokens(sum(counts))
         return self._logits(hidden_TN)
@@ -331,13 +289,13 @@ class Decoder:
             spans = [Span(self._caches[sequences[piece.prompt]], piece.stop - piece.start) for piece in pieces]
             stops = np.cumsum([span.num_tokens for span in spans]).tolist()
             parts = [slice(stop - span.num_tokens, stop) for stop, span in zip(stops, spans, strict=True)]
-            yield pieces, self._forward(tokens, spans, self._prefill_layer, parts, is_dense=True)
+            yield pieces, self._forward(tokens, spans, self._streamed, parts, is_dense=True)
 
     def _forward(
         self,
         tokens: np.ndarray,
         spans: Sequence[Span],
-        through: Callable[[_Layer, np.ndarray, Tokens], np.ndarray],
+        units: Source,
         parts: Sequence[slice] = (),
         kept_T: np.ndarray | None = None,
         is_dense: bool = False,
@@ -345,14 +303,14 @@ class Decoder:
         """Takes tokens int [T] through all layers; returns hidden states after the last norm, span by span, [T, N].
 
         Args:
-            through: Takes hidden states through a layer.
+            units: Where units come from: `_chosen` or `_streamed`.
             parts: Token ranges that must give the same bits alone and together (more than FEW_TOKENS tokens only).
             kept_T, is_dense: See `Tokens`.
         """
         self.check_tokens(tokens)
         self._check_space(spans)
         positions = np.concatenate([span.cache.length + np.arange(span.num_tokens) for span in spans])
-        x_TN = self._embedded(tokens, Purpose.STREAM if through == self._prefill_layer else Purpose.ROWS)
+        x_TN = self._embedded(tokens, Purpose.STREAM if units == self._streamed else Purpose.ROWS)
         if self.spec.embedding_multiplier != 1:
             x_TN = x_TN * np.float32(self.spec.embedding_multiplier)
         if self._positions is not None:
@@ -360,10 +318,13 @@ class Decoder:
         rotary = dict[RotaryKind, tuple[np.ndarray, np.ndarray]]()
         for kind, frequencies in self._inv_freq.items():
             rotary[kind] = rotary_tables(positions, frequencies, self.spec.rotary_scaling if kind == "main" else 1.0)
-        prior = self._prior if through == self._decode_layer else self.prefill_prior
+        decodes = units == self._chosen
+        prior = self._prior if decodes else self.prefill_prior
         together = Tokens(spans, rotary, parts, kept_T, is_dense, prior)
         for layer in self._layers:
-            x_TN = through(layer, x_TN, together)
+            x_TN, inputs = layer.forward(x_TN, together, units)
+            if decodes and self._store.ahead.enabled:  # only now, so that guessed reads do not delay the layer's own
+                self._store.ahead.layer_done(layer.number, inputs, self._choose)
         for span in spans:  # only now: a pass that fails leaves the sequences as they were
             span.cache.length += span.num_tokens
         return self._norm.apply(x_TN)
@@ -378,38 +339,22 @@ class Decoder:
         """Begins to read what the pass of `token` needs first, if it lies on flash: its embedding."""
         self._store.expect_rows(np.array([token]))
 
-    def _decode_layer(self, layer: _Layer, x_TN: np.ndarray, tokens: Tokens) -> np.ndarray:
-        """Takes hidden states through a layer: the selector picks units, the store brings them, kernels use them."""
-        inputs: dict[FamilyName, np.ndarray] = {}
-        entering_TN = x_TN
-        for block in layer.blocks:
-            h_TN = block.into(entering_TN if layer.parallel else x_TN)
-            work = block.sublayer.begin(h_TN, tokens)
-            for key in block.sublayer.requests:
-                signal, residency = work.signal(key), self._store.residency(key)
-                chosen = self.selection.select(key, signal, residency, work.experts)
-                ids, used_TU = union(chosen, residency.present.size)
-                # units in memory come first, so the kernels run while the rest is read
-                batches = self._store.submit(key, ids, _kept(ids, used_TU, tokens.kept_T))
-                for units in chosen_blocks(batches, self._units[key], used_TU):
-                    work.add(key, units)
-                inputs[key[1]] = h_TN
-            x_TN = x_TN + block.out_of(work.result())
-        if self._store.ahead.enabled:  # only now, so that guessed reads do not delay this layer's own
-            self._store.ahead.layer_done(layer.number, inputs, self._choose)
-        return x_TN
+    def _chosen(
+        self, key: Key, signal_TN: np.ndarray, experts_TE: np.ndarray | None, tokens: Tokens
+    ) -> Iterator[Block]:
+        """Asks the selector for units, and the store for their bytes; see `Source`."""
+        residency = self._store.residency(key)
+        ids, used_TU = union(self.selection.select(key, signal_TN, residency, experts_TE), residency.present.size)
+        # units in memory come first, so the kernels run while the rest is read
+        batches = self._store.submit(key, ids, _kept(ids, used_TU, tokens.kept_T))
+        return chosen_blocks(batches, self._units[key], used_TU)
 
-    def _prefill_layer(self, layer: _Layer, x_TN: np.ndarray, tokens: Tokens) -> np.ndarray:
-        """Takes hidden states through a layer with all units in flash order; of experts, those that any token uses."""
-        entering_TN = x_TN
-        for block in layer.blocks:
-            work = block.sublayer.begin(block.into(entering_TN if layer.parallel else x_TN), tokens)
-            for key in block.sublayer.requests:
-                work.signal(key)  # prepares the sums; the dense pass makes no choice from the signal
-                for ids, codes in self._store.stream(key, self._used(key, work.experts)):
-                    work.add(key, StreamedBlock(ids, codes, self._units[key]))
-            x_TN = x_TN + block.out_of(work.result())
-        return x_TN
+    def _streamed(
+        self, key: Key, signal_TN: np.ndarray, experts_TE: np.ndarray | None, tokens: Tokens
+    ) -> Iterator[Block]:
+        """Yields all units in flash order, of experts those that any token uses; see `Source`."""
+        for ids, codes in self._store.stream(key, self._used(key, experts_TE)):
+            yield StreamedBlock(ids, codes, self._units[key])
 
     def _used(self, key: Key, experts_TE: np.ndarray | None) -> np.ndarray | None:
         if experts_TE is None or (used_E := experts_TE.any(axis=0)).all():

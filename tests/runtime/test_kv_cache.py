@@ -226,7 +226,7 @@ def test_batches_and_resizing_count_what_it_takes(artifact):
 def test_a_value_that_no_scale_holds_is_refused_in_a_sentence(artifact):
     session = Session(artifact.path, kv_cache="int8")
     for layer in session.decoder._layers:
-        attention = layer.blocks[0].sublayer
+        attention = layer.branches[0].sublayer
         attention._matrices["v_proj"] = _Biased(attention._matrices["v_proj"])
     with pytest.raises(ColdpressError, match="int8_group32"):
         session.generate(PROMPT, 2)
