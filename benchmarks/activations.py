@@ -19,9 +19,9 @@ from benchmarks.shared.cases import BLOCK_TOKENS, CORPORA, blocks_of
 from coldpress.compiler.block_statistics import standard_error
 from coldpress.runtime import _native
 from coldpress.runtime.artifact.reader import open_artifact
+from coldpress.runtime.dram.budget import choose_plan, fixed_bytes
 from coldpress.runtime.generate.session import Session
 from coldpress.runtime.kernels.activations import ACTIVATIONS
-from coldpress.runtime.plan.budget import choose_plan, fixed_bytes
 from tests.support.artifacts import Recipe, build_artifact
 from tests.support.hf import load_hf, roles_of, spec_of
 

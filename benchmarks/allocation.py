@@ -22,8 +22,8 @@ from coldpress.compiler.activity.unit_statistics import fit_all
 from coldpress.compiler.cost_model import all_read_units, unit_bytes
 from coldpress.compiler.io import Workspace
 from coldpress.compiler.search.density import AllocationConfig, AllocationInputs, Method, allocated
+from coldpress.runtime.device_profiles.devices import read_device
 from coldpress.runtime.plugins import load, names, options_of
-from coldpress.runtime.profiles.devices import read_device
 from coldpress.runtime.sparsity import Selector
 from coldpress.schemas.activations import Activations
 

@@ -20,8 +20,8 @@ from benchmarks.harness.apart import apart, run_here
 from benchmarks.shared.builds import MODELS, artifact_in, build, settings
 from benchmarks.shared.memory_group import MemoryGroup, drop_pages, memory_group
 from coldpress.runtime.artifact.reader import open_artifact
+from coldpress.runtime.dram.budget import choose_plan, least_budget_bytes, whole_bytes
 from coldpress.runtime.generate.session import Session
-from coldpress.runtime.plan.budget import choose_plan, least_budget_bytes, whole_bytes
 from tests.support.artifacts import Recipe, build_artifact
 from tests.support.shapes import small_spec
 

@@ -34,7 +34,7 @@ from benchmarks.shared.cache_figures import (
 from benchmarks.shared.cache_traces import AT_DENSITIES, CONTEXT_TOKENS, PLANTED, REAL, Trace, traces_of
 from benchmarks.shared.real_models import MODELS
 from coldpress.runtime.cache import read_choice
-from coldpress.runtime.profiles.devices import load_device
+from coldpress.runtime.device_profiles.devices import load_device
 from coldpress.runtime.store.planner import MAX_READ_BYTES, Strided
 from coldpress.schemas.device import DeviceProfile
 from tests.support.caches import empty

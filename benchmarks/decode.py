@@ -23,11 +23,11 @@ import numpy as np
 from benchmarks.harness import Benchmark, Cell, Row, gain, main, option, spread
 from coldpress.runtime import _native, plugins
 from coldpress.runtime.artifact.reader import Artifact
+from coldpress.runtime.dram.budget import fixed_bytes
 from coldpress.runtime.extents import Extents
 from coldpress.runtime.flash import Flash, Landing, Ticket, simulated
 from coldpress.runtime.generate.choice import DEFAULT_FLASH
 from coldpress.runtime.generate.session import Session
-from coldpress.runtime.plan.budget import fixed_bytes
 from coldpress.runtime.simulate import replay
 from coldpress.runtime.store.facts import Key
 from coldpress.runtime.store.request import Batch

@@ -21,7 +21,7 @@ from benchmarks.evaluation.evaluate import CacheSettings, Sparse, evaluate, mask
 from benchmarks.harness import Benchmark, Cell, Figures, Row, Rows, main, option
 from benchmarks.shared.cases import MODELS
 from benchmarks.shared.flash_setting import FAMILIES_PRUNED, Known, Setting, at_ppl, known_of
-from coldpress.runtime.profiles.devices import load_device
+from coldpress.runtime.device_profiles.devices import load_device
 from coldpress.runtime.sparsity import dip, dip_ca
 
 GAMMAS = (0.0, 0.1, 0.2, 0.35, 0.6)

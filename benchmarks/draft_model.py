@@ -34,10 +34,10 @@ from coldpress.compiler.dense_run import dense_run
 from coldpress.runtime import _native
 from coldpress.runtime.artifact.contents import nbytes
 from coldpress.runtime.artifact.reader import open_artifact
+from coldpress.runtime.device_profiles.devices import device_names, load_device
 from coldpress.runtime.drafts import Draft
 from coldpress.runtime.generate.session import Session
 from coldpress.runtime.plugins import load
-from coldpress.runtime.profiles.devices import device_names, load_device
 from coldpress.runtime.store.computing import in_pass
 from coldpress.runtime.text.chat import ChatTemplate
 from coldpress.runtime.text.tokenizer import TextCodec

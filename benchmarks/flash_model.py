@@ -20,8 +20,8 @@ from coldpress.compiler.device import host
 from coldpress.compiler.device.fio import Stated, import_fio, read_report
 from coldpress.compiler.device.measure import storage_of
 from coldpress.compiler.device.shown import held_out_errors
+from coldpress.runtime.device_profiles.devices import load_device
 from coldpress.runtime.extents import Extents
-from coldpress.runtime.profiles.devices import load_device
 from coldpress.runtime.store import planner
 from coldpress.runtime.store.planner import MAX_READ_BYTES, Strided
 from coldpress.schemas.device import Flash, flash_seconds

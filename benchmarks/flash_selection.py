@@ -16,7 +16,7 @@ from benchmarks.evaluation.reads import Reading
 from benchmarks.harness import Benchmark, Cell, Figures, Row, Rows, main, option
 from benchmarks.shared.cases import WITH_MIXTURES
 from benchmarks.shared.flash_setting import FAMILIES_PRUNED, Known, Setting, at_ppl, known_of
-from coldpress.runtime.profiles.devices import load_device
+from coldpress.runtime.device_profiles.devices import load_device
 from coldpress.runtime.sparsity import topk
 
 TOPK, FLASH = CURVES = ("top-k", "flash")

@@ -17,8 +17,8 @@ from benchmarks.harness import Benchmark, Cell, Row, gain, interleaved, main, op
 from benchmarks.harness.places import data
 from benchmarks.shared.cases import BLOCK_TOKENS
 from coldpress.runtime import _native
+from coldpress.runtime.dram.kv_cache import KV_CACHE_FORMATS
 from coldpress.runtime.kernels import attention
-from coldpress.runtime.plan.kv_cache import KV_CACHE_FORMATS
 from coldpress.runtime.quantization import int8_group32
 from tests.support.artifacts import Recipe, build_artifact
 from tests.support.hf import load_hf, roles_of, spec_of

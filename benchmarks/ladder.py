@@ -35,7 +35,7 @@ from benchmarks.shared.planted import CASES, ORDERED, STRUCTURAL, WIDTH_7B, arti
 from coldpress.runtime import _native
 from coldpress.runtime.cli import ladder
 from coldpress.runtime.cli.emulation import emulated
-from coldpress.runtime.profiles.devices import load_device
+from coldpress.runtime.device_profiles.devices import load_device
 
 ARTIFACTS, LLAMA_TOKENS = "artifacts", 8
 ORDERING, OVERLAP = "+ordering", "+overlap"

@@ -28,9 +28,9 @@ from benchmarks.shared.builds import SHORT, artifact_in, build, settings
 from benchmarks.shared.mixtures import planted, share_budget_bytes
 from coldpress.compiler.io import load_arrays, load_record
 from coldpress.runtime.artifact.reader import open_artifact
+from coldpress.runtime.dram.budget import refit
 from coldpress.runtime.flash import simulated
 from coldpress.runtime.generate.session import Session
-from coldpress.runtime.plan.budget import refit
 from coldpress.runtime.routing import EXACT
 from coldpress.runtime.simulate import replay, simulate
 from coldpress.runtime.store.clock import Clock

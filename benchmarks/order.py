@@ -33,8 +33,8 @@ from coldpress.compiler.stages.order._task import (
     least_seconds,
     modelled,
 )
+from coldpress.runtime.device_profiles.devices import load_device
 from coldpress.runtime.plugins import load
-from coldpress.runtime.profiles.devices import load_device
 from coldpress.schemas.device import DeviceProfile
 from coldpress.schemas.families import FormatName
 

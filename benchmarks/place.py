@@ -16,7 +16,7 @@ import numpy as np
 
 from benchmarks.harness import Benchmark, Cell, Figures, Row, Rows, main, option
 from coldpress.compiler.stages.place._program import Group, Problem, Solution, least_units, make_group, search, units_of
-from coldpress.runtime.profiles.devices import load_device
+from coldpress.runtime.device_profiles.devices import load_device
 from coldpress.runtime.quantization import int4_group32
 from coldpress.schemas.device import Accelerator, DeviceProfile
 from coldpress.schemas.errors import ColdpressError

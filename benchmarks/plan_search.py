@@ -32,7 +32,7 @@ from coldpress.compiler.search.density import AllocationInputs
 from coldpress.compiler.search.floor import Floor
 from coldpress.compiler.search.judge import searched
 from coldpress.compiler.search.settings import AllocateConfig
-from coldpress.runtime.profiles.devices import load_device
+from coldpress.runtime.device_profiles.devices import load_device
 from coldpress.runtime.routers import router_of
 from coldpress.runtime.sparsity import used_experts
 from coldpress.schemas.errors import ColdpressError

@@ -43,9 +43,9 @@ from coldpress.compiler.quote.decide import QuoteSettings, device_quotes
 from coldpress.compiler.quote.records import DeviceQuote
 from coldpress.compiler.quote.sources import find
 from coldpress.runtime.artifact.reader import open_artifact
+from coldpress.runtime.device_profiles.devices import load_device, read_device
+from coldpress.runtime.dram.budget import used_bytes
 from coldpress.runtime.generate.session import Session
-from coldpress.runtime.plan.budget import used_bytes
-from coldpress.runtime.profiles.devices import load_device, read_device
 from coldpress.schemas.compute import Compute
 from coldpress.schemas.device import DeviceProfile
 from coldpress.schemas.layout import Plan

@@ -23,9 +23,9 @@ from benchmarks.shared.emulated import SAMPLE_BYTES
 from coldpress.compiler.device.measure import measure
 from coldpress.compiler.stages.plan import preloading
 from coldpress.runtime.artifact.reader import open_artifact
+from coldpress.runtime.device_profiles.devices import load_device
 from coldpress.runtime.generate.choice import choose_plan
 from coldpress.runtime.generate.session import Session
-from coldpress.runtime.profiles.devices import load_device
 from coldpress.runtime.simulate import on_device
 from coldpress.schemas.device import DeviceProfile
 from coldpress.schemas.layout import Plan

@@ -30,11 +30,11 @@ from coldpress.compiler.device.measure import computing
 from coldpress.runtime import _native
 from coldpress.runtime.artifact.reader import Artifact, open_artifact
 from coldpress.runtime.cli.emulation import emulated
+from coldpress.runtime.device_profiles.devices import load_device
+from coldpress.runtime.dram import budget
 from coldpress.runtime.extents import Extents
 from coldpress.runtime.flash import direct
 from coldpress.runtime.generate.session import Session
-from coldpress.runtime.plan import budget
-from coldpress.runtime.profiles.devices import load_device
 from coldpress.runtime.simulate import on_device, replay, simulate
 from coldpress.runtime.store.clock import Clock
 from coldpress.runtime.store.store import Store

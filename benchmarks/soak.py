@@ -20,8 +20,8 @@ import psutil
 
 from benchmarks.harness import Benchmark, Cell, Row, main, option
 from benchmarks.harness.apart import apart, run_here
+from coldpress.runtime.dram.budget import fixed_bytes
 from coldpress.runtime.generate.session import Session
-from coldpress.runtime.plan.budget import fixed_bytes
 from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.manifest import FLASH_FILE
 from tests.support.artifacts import Recipe, build_artifact, small_spec

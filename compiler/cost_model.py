@@ -16,7 +16,7 @@ import numpy as np
 from pydantic import AfterValidator
 
 from coldpress.runtime.artifact.contents import nbytes, unit_nbytes
-from coldpress.runtime.plan.kv_cache import kv_cache_bytes
+from coldpress.runtime.dram.kv_cache import kv_cache_bytes
 from coldpress.runtime.quantities import parse_bytes
 from coldpress.runtime.quantization._mixed import coarsest, format_at
 from coldpress.schemas.device import Flash

@@ -31,8 +31,8 @@ from coldpress.compiler.cost_model import (
 )
 from coldpress.compiler.seconds import Reading, Reads, Setting
 from coldpress.compiler.sections import dense_bookkeeping_bytes, make_sections
+from coldpress.runtime.dram.budget import table_bytes
 from coldpress.runtime.extents import span_bytes
-from coldpress.runtime.plan.budget import table_bytes
 from coldpress.runtime.quantization._mixed import coarsest, format_at
 from coldpress.runtime.store import resident as besides
 from coldpress.runtime.store.ahead_room import first_batch

@@ -26,7 +26,7 @@ from coldpress.compiler.pipeline import STAGES
 from coldpress.compiler.sections import Whole
 from coldpress.compiler.training.memory import Size
 from coldpress.runtime.artifact.contents import nbytes
-from coldpress.runtime.plan.kv_cache import DEFAULT_KV_CACHE, formats_of
+from coldpress.runtime.dram.kv_cache import DEFAULT_KV_CACHE, formats_of
 from coldpress.runtime.plugins import load
 from coldpress.runtime.quantization._mixed import VALUES
 from coldpress.runtime.sparsity import DensitySource, Selector

@@ -7,8 +7,8 @@ with the file, the place and the value found.
 from pathlib import Path
 
 import coldpress
-from coldpress.runtime.profiles.devices import device_path
-from coldpress.runtime.profiles.yaml_records import load_yaml
+from coldpress.runtime.device_profiles.devices import device_path
+from coldpress.runtime.device_profiles.yaml_records import load_yaml
 from coldpress.schemas.errors import UnknownNameError
 from coldpress.schemas.profiles import ModelProfile
 

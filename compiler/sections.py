@@ -21,7 +21,7 @@ from coldpress.compiler.cost_model import (
     unit_bytes,
 )
 from coldpress.compiler.shared_settings import DEFAULT_CACHE
-from coldpress.runtime.plan.bookkeeping import counted_bytes, row_buffer_bytes
+from coldpress.runtime.dram.bookkeeping import counted_bytes, row_buffer_bytes
 from coldpress.runtime.plugins import load
 from coldpress.runtime.quantization._mixed import coarsest, format_at
 from coldpress.runtime.sparsity import Selector
@@ -108,7 +108,7 @@ def bookkeeping_bytes(
     num_plans: int = 1,
 ) -> int:
     """Returns the bytes that a run of a selector keeps beside weights, KV cache, buffers and units
-    (runtime/plan/bookkeeping.py, before there is an artifact), with any of the cache policies that a plan may get; the
+    (runtime/dram/bookkeeping.py, before there is an artifact), with any of the cache policies that a plan may get; the
     tables have the selector's arrays of all plans."""
     return _counted_bytes(spec, sections, format_name, num_plans * kept_arrays(sections, method), caches, page_bytes)
 

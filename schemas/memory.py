@@ -21,7 +21,7 @@ class Held(NamedTuple):
     predictors: int
     kv_cache: int
     bookkeeping: int
-    """Tables, slot maps, objects and a token's working memory (runtime/plan/bookkeeping.py)."""
+    """Tables, slot maps, objects and a token's working memory (runtime/dram/bookkeeping.py)."""
     buffers: int = 0
     """The read buffer and the preload buffer."""
     draft: int = 0

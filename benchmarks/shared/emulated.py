@@ -11,8 +11,8 @@ from benchmarks.harness import Benchmark
 from benchmarks.harness.apart import apart
 from coldpress.runtime.cli.emulation import emulate
 from coldpress.runtime.cli.emulation.disk import Caps
+from coldpress.runtime.device_profiles.devices import load_device
 from coldpress.runtime.generate.session import Session
-from coldpress.runtime.profiles.devices import load_device
 from coldpress.schemas.compute import Compute
 from coldpress.schemas.device import DeviceProfile, Flash, ReadPoint
 

@@ -11,7 +11,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
 from coldpress.compiler.llama_cpp.splits import LLAMA3
 from coldpress.runtime.artifact.reader import open_artifact
-from coldpress.runtime.plan.budget import least_budget_bytes
+from coldpress.runtime.dram.budget import least_budget_bytes
 from tests.support.planted import write
 from tests.support.planted_mixtures import mixture_of
 

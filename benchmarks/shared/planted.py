@@ -19,8 +19,8 @@ import numpy as np
 from coldpress.compiler.cost_model import unit_bytes
 from coldpress.compiler.stages.order import auto
 from coldpress.runtime.artifact.reader import open_artifact
-from coldpress.runtime.plan import budget
-from coldpress.runtime.profiles.devices import load_device
+from coldpress.runtime.device_profiles.devices import load_device
+from coldpress.runtime.dram import budget
 from coldpress.schemas.layout import Plan
 from coldpress.schemas.manifest import Manifest
 from coldpress.schemas.model import ModelSpec

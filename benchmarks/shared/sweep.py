@@ -31,8 +31,8 @@ from coldpress.runtime.cli.arguments import SOURCE, Simulate
 from coldpress.runtime.cli.commands import trace_of
 from coldpress.runtime.cli.declaration import command, option
 from coldpress.runtime.cli.flags import names_of
+from coldpress.runtime.device_profiles.devices import load_device, named_devices
 from coldpress.runtime.generate.choice import budget_at, choose_plan
-from coldpress.runtime.profiles.devices import load_device, named_devices
 from coldpress.runtime.quantities import show_bytes, table
 from coldpress.runtime.signals import Signals, decide, load_signals
 from coldpress.runtime.simulate import on_device, simulate

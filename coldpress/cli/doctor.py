@@ -23,7 +23,7 @@ from coldpress.runtime.cli.command_line import EXIT_BAD_INPUT
 from coldpress.runtime.cli.declaration import FILE, command, option, switch
 from coldpress.runtime.cli.emulation import MECHANISMS
 from coldpress.runtime.cli.emulation.disk import disk_of
-from coldpress.runtime.plan.memory import physical_bytes
+from coldpress.runtime.dram.memory import physical_bytes
 from coldpress.runtime.quantities import show_bytes
 from coldpress.schemas.errors import ColdpressError
 

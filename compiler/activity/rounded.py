@@ -11,8 +11,8 @@ from coldpress.compiler.cost_model import stored_format
 from coldpress.compiler.rounding._matrix import NEAREST, Rounding
 from coldpress.compiler.rounding._weights import Axis, keeps_codes
 from coldpress.runtime import plugins
+from coldpress.runtime.dram.kv_cache import STORED
 from coldpress.runtime.kernels.products import decode_rows
-from coldpress.runtime.plan.kv_cache import STORED
 from coldpress.runtime.quantization import Format
 from coldpress.schemas.families import FamilyName, FormatName, Formats, layer_format, matrix_formats, slices, unit_role
 from coldpress.schemas.layout import KvCacheFormat

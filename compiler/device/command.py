@@ -16,7 +16,7 @@ from coldpress.compiler.device.fio import JOBS, Stated, import_fio, read_report
 from coldpress.compiler.device.measure import fit_sentence, measure
 from coldpress.compiler.io import replacing, save_record
 from coldpress.runtime.cli.declaration import FILE, Commands, argument, command, option, switch
-from coldpress.runtime.profiles.devices import DEVICE_HELP, read_device
+from coldpress.runtime.device_profiles.devices import DEVICE_HELP, read_device
 from coldpress.runtime.quantities import parse_bytes
 from coldpress.schemas.device import MAX_NAME_CHARS, NAME_PATTERN, DeviceProfile
 from coldpress.schemas.errors import ColdpressError, clipped

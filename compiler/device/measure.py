@@ -11,7 +11,7 @@ import numpy as np
 
 from coldpress.compiler.device import host, overheads
 from coldpress.compiler.device.host import PAGE_BYTES, Rounds
-from coldpress.runtime.plan.memory import physical_bytes
+from coldpress.runtime.dram.memory import physical_bytes
 from coldpress.schemas.compute import Compute, Figure, KernelRate
 from coldpress.schemas.device import DeviceProfile, Flash, ReadPoint
 from coldpress.schemas.law import Grid, fit

@@ -2,7 +2,7 @@
 
 import psutil
 
-from coldpress.runtime.plan.memory import memory_groups
+from coldpress.runtime.dram.memory import memory_groups
 
 
 def free_dram_bytes() -> int:

@@ -32,8 +32,8 @@ from coldpress.compiler.sections import make_sections
 from coldpress.runtime.artifact.reader import Artifact
 from coldpress.runtime.decoder.decoder import Decoder
 from coldpress.runtime.decoder.selection import Selection
+from coldpress.runtime.dram.kv_cache import kv_cache_bytes
 from coldpress.runtime.flash import Flash, direct, simulated
-from coldpress.runtime.plan.kv_cache import kv_cache_bytes
 from coldpress.runtime.plugins import load
 from coldpress.runtime.quantization import Format
 from coldpress.runtime.store.computing import Arrival, Weights, fetch_seconds

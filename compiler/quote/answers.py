@@ -16,7 +16,7 @@ from coldpress.compiler.quote.decide import PROMPT_TOKENS, QuoteSettings, device
 from coldpress.compiler.quote.records import DeviceQuote, Quote
 from coldpress.compiler.quote.sources import QuoteSource, find
 from coldpress.compiler.workflow.keys import check_flags
-from coldpress.runtime.profiles.devices import named_devices, read_device
+from coldpress.runtime.device_profiles.devices import named_devices, read_device
 from coldpress.schemas.errors import ColdpressError
 
 if TYPE_CHECKING:

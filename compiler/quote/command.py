@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from coldpress.runtime.cli.declaration import PLACE, argument, command, option, switch, with_keys
-from coldpress.runtime.profiles.devices import DEVICE_HELP
+from coldpress.runtime.device_profiles.devices import DEVICE_HELP
 
 
 @dataclass(frozen=True, kw_only=True)

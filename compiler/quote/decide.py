@@ -34,10 +34,10 @@ from coldpress.compiler.search.replay import setting_of
 from coldpress.compiler.search.settings import AllocateConfig
 from coldpress.compiler.seconds import TokenCost
 from coldpress.runtime.cli.command_line import flag
+from coldpress.runtime.device_profiles.devices import PROFILES
+from coldpress.runtime.dram import experts
 from coldpress.runtime.kernels import FEW_TOKENS
-from coldpress.runtime.plan import experts
 from coldpress.runtime.plugins import load
-from coldpress.runtime.profiles.devices import PROFILES
 from coldpress.runtime.quantities import show_number
 from coldpress.runtime.quantization._mixed import format_fields
 from coldpress.runtime.sparsity import Selector

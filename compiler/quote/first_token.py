@@ -16,8 +16,8 @@ import numpy as np
 from coldpress.compiler.cost_model import kv_cache_bytes, stored_format, tensor_bytes
 from coldpress.compiler.seconds import Key, Setting
 from coldpress.runtime.decoder.decoder import PREFILL_CHUNK_TOKENS
+from coldpress.runtime.dram.budget import choose_plan, holds_tables, table_bytes
 from coldpress.runtime.kernels import FEW_TOKENS
-from coldpress.runtime.plan.budget import choose_plan, holds_tables, table_bytes
 from coldpress.runtime.simulate import Opening, simulate_opening
 from coldpress.runtime.store import resident
 from coldpress.runtime.store.computing import (

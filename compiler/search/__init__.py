@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from coldpress.runtime.plan.kv_cache import DEFAULT_KV_CACHE
+from coldpress.runtime.dram.kv_cache import DEFAULT_KV_CACHE
 from coldpress.schemas.families import Formats, Method, head_of
 from coldpress.schemas.layout import CacheName, KvCacheFormat
 from coldpress.schemas.sparsity import SearchedRouting

@@ -16,7 +16,7 @@ import numpy as np
 
 from coldpress.compiler.candidates import DENSE
 from coldpress.compiler.cost_model import tensor_bytes
-from coldpress.runtime.plan.kv_cache import DEFAULT_KV_CACHE
+from coldpress.runtime.dram.kv_cache import DEFAULT_KV_CACHE
 from coldpress.runtime.plugins import load
 from coldpress.runtime.sparsity import Selector
 from coldpress.schemas.curves import Curve, Curves, HeadLoss, Loss, RoutingCurve

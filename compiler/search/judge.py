@@ -32,7 +32,7 @@ from coldpress.compiler.search.settings import AllocateConfig
 from coldpress.compiler.search.words import tried_of
 from coldpress.compiler.seconds import TokenCost
 from coldpress.runtime.drafts import NO_DRAFT
-from coldpress.runtime.plan.kv_cache import KV_CACHE_FORMATS
+from coldpress.runtime.dram.kv_cache import KV_CACHE_FORMATS
 from coldpress.runtime.plugins import load
 from coldpress.runtime.quantization._mixed import coarsest, in_words
 from coldpress.runtime.sparsity import Selector

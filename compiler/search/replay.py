@@ -30,7 +30,7 @@ from coldpress.compiler.seconds import Key, Setting
 from coldpress.compiler.sections import make_sections
 from coldpress.compiler.shared_settings import OVERPREDICTION
 from coldpress.runtime.cache import CachePolicy
-from coldpress.runtime.plan.budget import Claim, units_with_room
+from coldpress.runtime.dram.budget import Claim, units_with_room
 from coldpress.runtime.plugins import load, load_class, options_of
 from coldpress.runtime.quantization._mixed import format_at
 from coldpress.runtime.routers import router_of
@@ -319,7 +319,7 @@ def _held_share(sparsity: Sparsity, model: Model) -> float:
 
 
 def _parts(sparsity: Sparsity, model: Model, layers: Sequence[int]) -> list[PartPlan]:
-    """Returns pinned units for a cache that admits nothing, else slots, shared by demand (runtime/plan/budget.py)."""
+    """Returns pinned units for a cache that admits nothing, else slots, shared by demand (runtime/dram/budget.py)."""
     spec, policy = model.spec, load_class("coldpress.runtime.cache", CachePolicy, sparsity.cache)
     keys = unit_keys(sparsity.families, spec)
     claims = [

@@ -16,7 +16,7 @@ from coldpress.compiler.shared_settings import (
     RoutingLimitSetting,
 )
 from coldpress.runtime import plugins
-from coldpress.runtime.plan.kv_cache import DEFAULT_KV_CACHE
+from coldpress.runtime.dram.kv_cache import DEFAULT_KV_CACHE
 from coldpress.runtime.plugins import load
 from coldpress.runtime.quantization import Format
 from coldpress.schemas.base import PositiveCount

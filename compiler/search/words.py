@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from coldpress.compiler.search import Goal, Judged, fastest_dense
-from coldpress.runtime.plan.kv_cache import DEFAULT_KV_CACHE
+from coldpress.runtime.dram.kv_cache import DEFAULT_KV_CACHE
 from coldpress.runtime.quantization._mixed import format_fields, in_words
 from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.families import Method, head_of, of_layers, without_kept

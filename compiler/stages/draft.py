@@ -19,9 +19,9 @@ from coldpress.compiler.io import Workspace, load_arrays
 from coldpress.compiler.publishing import standing
 from coldpress.compiler.steps import Steps
 from coldpress.runtime.artifact.reader import open_artifact
+from coldpress.runtime.dram.budget import holds_everything, units_whole_bytes
 from coldpress.runtime.generate.draft_model import likeliest
 from coldpress.runtime.generate.session import Session
-from coldpress.runtime.plan.budget import holds_everything, units_whole_bytes
 from coldpress.runtime.simulate import pass_seconds
 from coldpress.runtime.text.tokenizer import TOKENIZER_FILE
 from coldpress.schemas.base import Record

@@ -28,7 +28,7 @@ from coldpress.compiler.seconds import WORTH, Setting, built_orders, built_ranks
 from coldpress.compiler.shared_settings import RoutingLimitSetting
 from coldpress.compiler.steps import Steps
 from coldpress.runtime.cache import CachePolicy
-from coldpress.runtime.plan.budget import holds_everything
+from coldpress.runtime.dram.budget import holds_everything
 from coldpress.runtime.plugins import load
 from coldpress.runtime.routing import EXACT, PACKAGE, Routing
 from coldpress.runtime.sparsity import Selector

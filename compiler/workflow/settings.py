@@ -61,9 +61,9 @@ from coldpress.compiler.workflow.pins import Pins
 from coldpress.runtime import plugins as _plugins
 from coldpress.runtime.cache import CachePolicy
 from coldpress.runtime.cli.command_line import flag
+from coldpress.runtime.device_profiles.devices import read_device
 from coldpress.runtime.drafts import NO_DRAFT
-from coldpress.runtime.plan.kv_cache import DEFAULT_KV_CACHE
-from coldpress.runtime.profiles.devices import read_device
+from coldpress.runtime.dram.kv_cache import DEFAULT_KV_CACHE
 from coldpress.runtime.routers import PACKAGE as ROUTERS
 from coldpress.runtime.routing import EXACT
 from coldpress.runtime.sparsity import Selector

@@ -7,10 +7,10 @@ from coldpress.runtime import plugins
 from coldpress.runtime.artifact.contents import layout_bytes, predictor_tensors, resident_tensors
 from coldpress.runtime.artifact.errors import PlanError, short
 from coldpress.runtime.drafts import Draft
+from coldpress.runtime.dram.budget import used_bytes
+from coldpress.runtime.dram.kv_cache import kv_cache_bytes
 from coldpress.runtime.extents import span_bytes
 from coldpress.runtime.kernels import FEW_TOKENS
-from coldpress.runtime.plan.budget import used_bytes
-from coldpress.runtime.plan.kv_cache import kv_cache_bytes
 from coldpress.runtime.sparsity import Selector, sees_others
 from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.families import unit_keys, used_share

@@ -9,13 +9,13 @@ import click
 
 from coldpress.runtime import plugins
 from coldpress.runtime.cli.declaration import FILE, PLACE, argument, option, switch
+from coldpress.runtime.device_profiles.devices import DEVICE_HELP
 from coldpress.runtime.drafts import DRAFT_TOKENS
+from coldpress.runtime.dram.kv_cache import KV_CACHE_FORMATS
 from coldpress.runtime.generate.choice import DEFAULT_FLASH
 from coldpress.runtime.generate.sampling import Sampling
 from coldpress.runtime.kernels import FEW_TOKENS
 from coldpress.runtime.kernels.activations import ACTIVATIONS, DEFAULT_ACTIVATIONS
-from coldpress.runtime.plan.kv_cache import KV_CACHE_FORMATS
-from coldpress.runtime.profiles.devices import DEVICE_HELP
 from coldpress.schemas.errors import clipped
 from coldpress.schemas.layout import Collapse, KvCacheFormat, Preload
 

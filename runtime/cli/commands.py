@@ -32,11 +32,11 @@ from coldpress.runtime.cli.declaration import command
 from coldpress.runtime.cli.emulation import Caps, Emulation, disk_of, emulate, emulated, exceeded, our_command
 from coldpress.runtime.cli.flags import budget_of, draft_plugin, names_of, open_session, prompt_ids_of
 from coldpress.runtime.cli.generate import generate
+from coldpress.runtime.device_profiles.devices import load_device
 from coldpress.runtime.drafts import NO_DRAFT
 from coldpress.runtime.generate.choice import DEFAULT_FLASH, choose_plan
 from coldpress.runtime.generate.session import Session
 from coldpress.runtime.kernels.activations import DEFAULT_ACTIVATIONS
-from coldpress.runtime.profiles.devices import load_device
 from coldpress.runtime.quantities import parse_bytes
 from coldpress.runtime.signals import decide, has_signals, load_signals
 from coldpress.runtime.simulate import on_device, simulate

@@ -7,11 +7,11 @@ from pathlib import Path
 from coldpress.runtime import plugins
 from coldpress.runtime.artifact.reader import Artifact
 from coldpress.runtime.cli.arguments import Bench, Generate, ReadingFlags, RunFlags
+from coldpress.runtime.device_profiles.devices import load_device
 from coldpress.runtime.drafts import Draft
 from coldpress.runtime.generate.choice import budget_at
 from coldpress.runtime.generate.sampling import Sampling
 from coldpress.runtime.generate.session import Session
-from coldpress.runtime.profiles.devices import load_device
 from coldpress.runtime.text.tokenizer import TextCodec
 from coldpress.runtime.trace import Recorder
 from coldpress.schemas.device import DeviceProfile

@@ -9,9 +9,9 @@ from typing import Any
 
 from coldpress.runtime.artifact.experts import load_curve
 from coldpress.runtime.artifact.reader import Artifact
-from coldpress.runtime.plan.bookkeeping import bookkeeping_bytes
-from coldpress.runtime.plan.budget import least_budget_bytes, used_bytes, whole_bytes
-from coldpress.runtime.plan.experts import warning
+from coldpress.runtime.dram.bookkeeping import bookkeeping_bytes
+from coldpress.runtime.dram.budget import least_budget_bytes, used_bytes, whole_bytes
+from coldpress.runtime.dram.experts import warning
 from coldpress.runtime.quantities import show_bytes, table
 from coldpress.schemas.errors import clipped, printable
 from coldpress.schemas.experts import ExpertCurve

@@ -16,8 +16,8 @@ import numpy as np
 
 from coldpress.runtime import _native
 from coldpress.runtime.cli import bench
+from coldpress.runtime.dram import budget
 from coldpress.runtime.generate.choice import DEFAULT_FLASH, choose_plan
-from coldpress.runtime.plan import budget
 from coldpress.runtime.quantities import show_bytes, table
 from coldpress.runtime.store.ahead_room import NOTHING, Ahead, fitting
 from coldpress.schemas.layout import Plan

@@ -8,8 +8,8 @@ budget counts them.
 import sys
 
 from coldpress.runtime.artifact.reader import open_artifact
+from coldpress.runtime.dram.memory import rss_bytes
 from coldpress.runtime.generate.session import Session
-from coldpress.runtime.plan.memory import rss_bytes
 from coldpress.runtime.text.tokenizer import TextCodec
 
 LOADED = (Session, TextCodec)

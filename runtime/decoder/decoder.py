@@ -20,11 +20,11 @@ from coldpress.runtime.decoder.layer import Layer, Source
 from coldpress.runtime.decoder.matrix import Resident, norm_of
 from coldpress.runtime.decoder.selection import Selection, union
 from coldpress.runtime.decoder.tokens import KvCache, Prior, Span, Tokens, new_cache
+from coldpress.runtime.dram.kv_cache import kv_cache_bytes
+from coldpress.runtime.dram.memory import give_back_heap
 from coldpress.runtime.kernels import FEW_TOKENS
 from coldpress.runtime.kernels.activations import ActivationFormat
 from coldpress.runtime.kernels.attention import soft_cap
-from coldpress.runtime.plan.kv_cache import kv_cache_bytes
-from coldpress.runtime.plan.memory import give_back_heap
 from coldpress.runtime.quantization import Format
 from coldpress.runtime.routing import held_shares
 from coldpress.runtime.sparsity import Residency

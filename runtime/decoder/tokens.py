@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from coldpress.runtime.plan.kv_cache import DEFAULT_KV_CACHE, head_bytes
+from coldpress.runtime.dram.kv_cache import DEFAULT_KV_CACHE, head_bytes
 from coldpress.schemas.layout import KvCacheFormat
 from coldpress.schemas.model import ModelSpec, RotaryKind
 

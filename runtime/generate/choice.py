@@ -10,9 +10,9 @@ from coldpress.runtime.artifact.reader import Artifact, open_artifact
 from coldpress.runtime.cache import read_choice
 from coldpress.runtime.decoder.selection import check_selector
 from coldpress.runtime.drafts import NO_DRAFT, Draft
+from coldpress.runtime.dram import budget
+from coldpress.runtime.dram.kv_cache import kv_cache_bytes, kv_cache_format
 from coldpress.runtime.flash import Flash, simulated
-from coldpress.runtime.plan import budget
-from coldpress.runtime.plan.kv_cache import kv_cache_bytes, kv_cache_format
 from coldpress.runtime.quantities import parse_bytes
 from coldpress.runtime.routing import EXACT
 from coldpress.runtime.routing import read_choice as read_routing

@@ -16,10 +16,10 @@ from coldpress.runtime.artifact.reader import Artifact, open_artifact
 from coldpress.runtime.decoder.decoder import Decoder
 from coldpress.runtime.decoder.selection import Selection
 from coldpress.runtime.drafts import Propose
+from coldpress.runtime.dram.budget import choose_plan
 from coldpress.runtime.generate.choice import DEFAULT_FLASH, make_flash
 from coldpress.runtime.kernels import FEW_TOKENS
 from coldpress.runtime.kernels.activations import ActivationFormat
-from coldpress.runtime.plan.budget import choose_plan
 from coldpress.runtime.store.clock import Clock
 from coldpress.runtime.store.store import Store
 from coldpress.schemas.errors import DoesNotFitError

@@ -1,6 +1,6 @@
 """Runs an artifact: a session holds its store and its decoder under one plan, generates, and measures perplexity.
 
-The plan is the largest that fits the budget (runtime/plan/budget.py); a selector or a cache policy that the user names
+The plan is the largest that fits the budget (runtime/dram/budget.py); a selector or a cache policy that the user names
 replaces the plan's. The prefill is dense; every later token goes through the selector.
 """
 
@@ -18,6 +18,8 @@ from coldpress.runtime.artifact.reader import open_artifact
 from coldpress.runtime.decoder.decoder import PREFILL_CHUNK_TOKENS, Decoder
 from coldpress.runtime.decoder.selection import Selection
 from coldpress.runtime.drafts import DRAFT_TOKENS, Draft, Drafting, Propose
+from coldpress.runtime.dram import budget
+from coldpress.runtime.dram.memory import give_back_heap
 from coldpress.runtime.generate.choice import DEFAULT_FLASH, SIMULATED, choices, draft_of, make_flash
 from coldpress.runtime.generate.draft_model import DraftModel
 from coldpress.runtime.generate.likelihood import Quality, sum_nll
@@ -26,8 +28,6 @@ from coldpress.runtime.generate.speculation import Drafts, Pass, Turn, check_dra
 from coldpress.runtime.generate.statistics import Timer, Token
 from coldpress.runtime.generate.token_ids import token_array
 from coldpress.runtime.kernels.activations import DEFAULT_ACTIVATIONS, ActivationFormat, activation_format
-from coldpress.runtime.plan import budget
-from coldpress.runtime.plan.memory import give_back_heap
 from coldpress.runtime.simulate import on_device
 from coldpress.runtime.store.clock import Clock
 from coldpress.runtime.store.facts import Observer

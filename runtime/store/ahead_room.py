@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from coldpress.runtime.dram.budget import fixed_bytes
 from coldpress.runtime.extents import span_bytes
-from coldpress.runtime.plan.budget import fixed_bytes
 from coldpress.runtime.store import planner
 from coldpress.runtime.store.facts import Key
 from coldpress.runtime.store.planner import MAX_READ_BYTES, longest_read_bytes

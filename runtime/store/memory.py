@@ -16,10 +16,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from coldpress.runtime import _native
+from coldpress.runtime.dram.bookkeeping import token_bytes
+from coldpress.runtime.dram.budget import holds_everything, used_bytes
+from coldpress.runtime.dram.memory import check_fits, physical_bytes
 from coldpress.runtime.extents import span_bytes
-from coldpress.runtime.plan.bookkeeping import token_bytes
-from coldpress.runtime.plan.budget import holds_everything, used_bytes
-from coldpress.runtime.plan.memory import check_fits, physical_bytes
 from coldpress.runtime.store.planner import longest_read_bytes, room_bytes
 from coldpress.runtime.store.slots import Pool, num_slots
 from coldpress.schemas.layout import Plan

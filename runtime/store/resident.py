@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from coldpress.runtime.artifact.contents import layout_bytes, nbytes, resident_tensors
-from coldpress.runtime.plan.budget import holds_tables
+from coldpress.runtime.dram.budget import holds_tables
 from coldpress.runtime.plugins import load
 from coldpress.runtime.sparsity import Selector
 from coldpress.runtime.store import computing

@@ -23,9 +23,9 @@ from typing import Any
 import numpy as np
 
 from coldpress.runtime.artifact.reader import Artifact
+from coldpress.runtime.dram.budget import as_run, holds_tables, whole_bytes
+from coldpress.runtime.dram.memory import peak_rss_bytes
 from coldpress.runtime.flash import Flash
-from coldpress.runtime.plan.budget import as_run, holds_tables, whole_bytes
-from coldpress.runtime.plan.memory import peak_rss_bytes
 from coldpress.runtime.sparsity import Residency, uses_read_units
 from coldpress.runtime.store import planner
 from coldpress.runtime.store.ahead import EarlyUnits, ReadAhead
@@ -60,7 +60,7 @@ class Store:
         """Allocates everything the budget covers and loads the pinned units.
 
         Args:
-            plan: One of the artifact's plans, or one from `coldpress.runtime.plan.budget.choose_plan`.
+            plan: One of the artifact's plans, or one from `coldpress.runtime.dram.budget.choose_plan`.
             observers: Further observers beside the store's counters, for example a `Recorder` or a `Clock`.
             requests: All requests to come, if they are known, for policies that look ahead.
 

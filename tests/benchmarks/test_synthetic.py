@@ -15,7 +15,7 @@ from benchmarks.shared.synthetic.measured import measured
 from benchmarks.shared.synthetic.statistics import Statistics, read_statistics
 from benchmarks.shared.synthetic.trace import Synthetic
 from coldpress.runtime.artifact.reader import Artifact, open_artifact
-from coldpress.runtime.plan.budget import choose_plan
+from coldpress.runtime.dram.budget import choose_plan
 from coldpress.runtime.simulate import simulate
 from coldpress.runtime.trace import END, FETCH
 from tests.benchmarks.test_sweep import swept

@@ -15,8 +15,8 @@ from coldpress.compiler.stages.allocate import run as allocate
 from coldpress.compiler.stages.place import PlaceConfig
 from coldpress.compiler.stages.place import run as place
 from coldpress.runtime.artifact.reader import open_artifact
+from coldpress.runtime.dram.budget import used_bytes
 from coldpress.runtime.generate.session import Session
-from coldpress.runtime.plan.budget import used_bytes
 from coldpress.runtime.simulate import on_device, pass_seconds, simulate, token_seconds_of
 from coldpress.runtime.store.computing import in_pass
 from coldpress.runtime.trace import END, FETCH, NO_IDS, PRELOAD, Event

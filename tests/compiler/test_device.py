@@ -21,8 +21,8 @@ from coldpress.compiler.device.measure import MEASURED, measure, storage_of
 from coldpress.compiler.device.shown import held_out_errors
 from coldpress.compiler.io import load_record
 from coldpress.compiler.profiles import PROFILES
+from coldpress.runtime.device_profiles.devices import read_device
 from coldpress.runtime.plugins import names
-from coldpress.runtime.profiles.devices import read_device
 from coldpress.schemas.device import DeviceProfile, flash_seconds
 from coldpress.schemas.errors import ColdpressError
 from tests.support.data import ROOT

@@ -11,7 +11,7 @@ from coldpress.compiler.io import Workspace, load_arrays
 from coldpress.compiler.stages import draft
 from coldpress.compiler.stages.draft import DraftConfig, run
 from coldpress.runtime.artifact.reader import open_artifact
-from coldpress.runtime.plan.budget import units_whole_bytes
+from coldpress.runtime.dram.budget import units_whole_bytes
 from coldpress.runtime.simulate import pass_seconds
 from coldpress.schemas.errors import ColdpressError
 from tests.support.hf import load_hf

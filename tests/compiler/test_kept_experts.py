@@ -25,8 +25,8 @@ from coldpress.compiler.stages.explore import ExploreConfig
 from coldpress.compiler.stages.export import ExportConfig
 from coldpress.compiler.stages.export._stored import StoredModel
 from coldpress.runtime.artifact.reader import open_artifact
+from coldpress.runtime.dram.budget import least_budget_bytes, whole_bytes
 from coldpress.runtime.generate.session import Session
-from coldpress.runtime.plan.budget import least_budget_bytes, whole_bytes
 from coldpress.schemas.corpus import Corpus
 from coldpress.schemas.families import BLOCKS, WHOLE_MLP, num_units
 from coldpress.schemas.package import Package

@@ -14,7 +14,7 @@ from coldpress.compiler.pipeline import STAGES
 from coldpress.compiler.profiles import device_file
 from coldpress.compiler.stage_seconds import PASSES, limit_s, runtime_s
 from coldpress.compiler.workflow.settings import of_all_stages, resolve
-from coldpress.runtime.profiles.devices import read_device
+from coldpress.runtime.device_profiles.devices import read_device
 
 PIXEL6 = read_device(device_file("pixel6", Path()))
 WITHIN = 2.0

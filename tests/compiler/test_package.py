@@ -21,8 +21,8 @@ from coldpress.compiler.stages.package.hashing import HashingFile
 from coldpress.compiler.stages.package.mapped import MappedArray
 from coldpress.runtime.artifact.integrity import verify_artifact
 from coldpress.runtime.artifact.reader import open_artifact
+from coldpress.runtime.dram.budget import units_whole_bytes
 from coldpress.runtime.generate.session import Session
-from coldpress.runtime.plan.budget import units_whole_bytes
 from coldpress.schemas.errors import ArtifactError, ColdpressError, DoesNotFitError
 from coldpress.schemas.manifest import FLASH_FILE, MANIFEST_FILE
 from tests.support.records import Build, contents

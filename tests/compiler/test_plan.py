@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from coldpress.runtime.artifact.checks import check_manifest
 from coldpress.runtime.artifact.errors import FieldError
-from coldpress.runtime.plan.budget import holds_everything, refit, used_bytes, whole_bytes
+from coldpress.runtime.dram.budget import holds_everything, refit, used_bytes, whole_bytes
 from coldpress.schemas.base import ArrayFile
 from coldpress.schemas.errors import ColdpressError, DoesNotFitError
 from coldpress.schemas.layout import SECTION_ALIGN_BYTES, placed_parts

@@ -9,7 +9,7 @@ from coldpress.compiler.stages.allocate import with_smaller
 from coldpress.compiler.stages.plan import _search, plan_names
 from coldpress.compiler.stages.plan._search import MeasuredPlan, PlanInputs, Replay
 from coldpress.runtime.artifact.checks import check_manifest
-from coldpress.runtime.plan.budget import holds_everything, least_budget_bytes, refit, used_bytes
+from coldpress.runtime.dram.budget import holds_everything, least_budget_bytes, refit, used_bytes
 from coldpress.schemas.activations import Activations, FamilyStatistics, LayerStatistics
 from coldpress.schemas.base import ArrayFile
 from coldpress.schemas.families import num_units

@@ -25,8 +25,8 @@ from coldpress.compiler.stages.preflight import PreflightConfig, trial
 from coldpress.compiler.stages.preflight.budget import least_needs
 from coldpress.compiler.stages.quantize import QuantizeConfig
 from coldpress.compiler.workflow.settings import of_all_stages, resolve
-from coldpress.runtime.plan.memory import memory_groups, physical_bytes
-from coldpress.runtime.profiles.devices import read_device
+from coldpress.runtime.device_profiles.devices import read_device
+from coldpress.runtime.dram.memory import memory_groups, physical_bytes
 from coldpress.schemas.corpus import SPLITS, Corpus, TokenBlocks
 from coldpress.schemas.errors import ColdpressError, DoesNotFitError
 from coldpress.schemas.model import Model

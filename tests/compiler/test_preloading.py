@@ -8,8 +8,8 @@ import pytest
 from coldpress.compiler.io import load_arrays, save_arrays
 from coldpress.compiler.profiles import PROFILES
 from coldpress.compiler.stages.plan import _search, preloading
-from coldpress.runtime.plan.budget import used_bytes
-from coldpress.runtime.profiles.devices import read_device
+from coldpress.runtime.device_profiles.devices import read_device
+from coldpress.runtime.dram.budget import used_bytes
 from coldpress.runtime.store.ahead_room import NOTHING, Ahead
 from coldpress.runtime.trace import FETCH, PRELOAD
 from coldpress.schemas.errors import ColdpressError

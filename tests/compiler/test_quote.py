@@ -32,7 +32,7 @@ from coldpress.compiler.stages.preflight import budget
 from coldpress.compiler.workflow.settings import of_all_stages, resolve
 from coldpress.runtime.artifact.integrity import verify_artifact
 from coldpress.runtime.artifact.reader import open_artifact
-from coldpress.runtime.profiles.devices import load_device
+from coldpress.runtime.device_profiles.devices import load_device
 from coldpress.schemas.activations import Activations
 from coldpress.schemas.curves import FormatLoss
 from coldpress.schemas.errors import ColdpressError

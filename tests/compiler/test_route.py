@@ -16,8 +16,8 @@ from coldpress.compiler.stages import route
 from coldpress.compiler.stages.route import Effects, RouteConfig, full_cache
 from coldpress.compiler.workflow.settings import resolve
 from coldpress.runtime.artifact.reader import open_artifact
+from coldpress.runtime.dram.budget import refit, used_bytes, whole_bytes
 from coldpress.runtime.generate.session import Session
-from coldpress.runtime.plan.budget import refit, used_bytes, whole_bytes
 from coldpress.runtime.plugins import load
 from coldpress.runtime.routing import PACKAGE, Routing
 from coldpress.schemas.corpus import Corpus

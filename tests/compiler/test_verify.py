@@ -543,7 +543,7 @@ def test_the_memory_beside_the_budget_is_that_of_a_process_alone(build, verified
     held = np.ones(1 << 28, np.uint8)  # 256 MiB that a child must not inherit
     found = process_bytes(str(build.artifact))
     assert verified.process_bytes == pytest.approx(found, rel=0.1)
-    script = "import numpy; from coldpress.runtime.plan.memory import rss_bytes; print(rss_bytes())"
+    script = "import numpy; from coldpress.runtime.dram.memory import rss_bytes; print(rss_bytes())"
     bare = int(subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout)
     assert bare < found < held.nbytes
 

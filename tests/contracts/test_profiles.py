@@ -12,7 +12,7 @@ from coldpress.compiler.profiles import PROFILES, load_model, model_names
 from coldpress.compiler.workflow import pins
 from coldpress.compiler.workflow.settings import resolve
 from coldpress.runtime import plugins
-from coldpress.runtime.profiles.devices import device_names, read_device
+from coldpress.runtime.device_profiles.devices import device_names, read_device
 from coldpress.schemas.device import DeviceProfile, flash_seconds
 from tests.support.data import ROOT
 

@@ -5,10 +5,10 @@ from contextlib import contextmanager
 import pytest
 
 from coldpress.runtime.drafts import Draft
+from coldpress.runtime.dram.budget import whole_bytes
 from coldpress.runtime.generate.batch import BatchRoom, Prompt, generate_batch, generate_each
 from coldpress.runtime.generate.sampling import Sampling
 from coldpress.runtime.generate.session import Session
-from coldpress.runtime.plan.budget import whole_bytes
 from coldpress.runtime.plugins import load
 from tests.runtime.test_draft_model import OFF, dense, opened, small
 from tests.support.artifacts import add_draft_model, change_manifest

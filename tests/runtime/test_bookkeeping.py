@@ -8,10 +8,10 @@ import pytest
 
 from coldpress.runtime import plugins
 from coldpress.runtime.cache import CacheFacts, make
+from coldpress.runtime.dram import bookkeeping as counted
+from coldpress.runtime.dram.budget import refit, used_bytes
 from coldpress.runtime.generate.sampling import Sampling
 from coldpress.runtime.generate.session import Session
-from coldpress.runtime.plan import bookkeeping as counted
-from coldpress.runtime.plan.budget import refit, used_bytes
 from coldpress.schemas.layout import Section
 from tests.support.artifacts import Recipe, build_artifact, small_spec
 

@@ -4,10 +4,8 @@ import numpy as np
 import pytest
 
 from coldpress.runtime.artifact.reader import open_artifact
-from coldpress.runtime.flash import direct
-from coldpress.runtime.generate.session import Session
-from coldpress.runtime.plan.bookkeeping import bookkeeping_bytes
-from coldpress.runtime.plan.budget import (
+from coldpress.runtime.dram.bookkeeping import bookkeeping_bytes
+from coldpress.runtime.dram.budget import (
     as_run,
     choose_plan,
     fixed_bytes,
@@ -16,7 +14,9 @@ from coldpress.runtime.plan.budget import (
     used_bytes,
     whole_bytes,
 )
-from coldpress.runtime.plan.kv_cache import kv_cache_bytes
+from coldpress.runtime.dram.kv_cache import kv_cache_bytes
+from coldpress.runtime.flash import direct
+from coldpress.runtime.generate.session import Session
 from coldpress.runtime.store.store import Store
 from coldpress.schemas.errors import DoesNotFitError
 

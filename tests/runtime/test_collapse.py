@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from coldpress.runtime.artifact.reader import open_artifact
+from coldpress.runtime.dram.budget import choose_plan
 from coldpress.runtime.flash import direct, simulated
 from coldpress.runtime.generate.session import Session
-from coldpress.runtime.plan.budget import choose_plan
 from coldpress.runtime.simulate import simulate
 from coldpress.runtime.store import planner
 from coldpress.runtime.store.gap import AdaptiveGap

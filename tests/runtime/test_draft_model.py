@@ -10,12 +10,12 @@ from coldpress.runtime.artifact.errors import ArtifactError
 from coldpress.runtime.artifact.integrity import verify_artifact
 from coldpress.runtime.artifact.reader import open_artifact
 from coldpress.runtime.drafts import Draft
+from coldpress.runtime.dram.budget import refit, used_bytes, whole_bytes
 from coldpress.runtime.generate.draft_model import DraftModel
 from coldpress.runtime.generate.sampling import Sampling
 from coldpress.runtime.generate.session import Session
 from coldpress.runtime.generate.statistics import drafted
 from coldpress.runtime.model import Model
-from coldpress.runtime.plan.budget import refit, used_bytes, whole_bytes
 from coldpress.runtime.plugins import load
 from coldpress.schemas.errors import ColdpressError
 from tests.support.artifacts import Recipe, add_draft_model, build_artifact, change_manifest, small_spec

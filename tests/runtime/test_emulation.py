@@ -17,7 +17,7 @@ from coldpress.runtime.cli import emulation
 from coldpress.runtime.cli.emulation import Caps, cgroup_v1, systemd
 from coldpress.runtime.cli.emulation import disk as disks
 from coldpress.runtime.cli.emulation.disk import Disk, Rates, disk_of
-from coldpress.runtime.profiles.devices import load_device
+from coldpress.runtime.device_profiles.devices import load_device
 from coldpress.schemas.errors import ColdpressError
 from tests.support.artifacts import small_device
 from tests.support.data import ROOT
@@ -381,6 +381,6 @@ def test_bad_requests_are_refused_in_a_sentence(flags, words, capsys, monkeypatc
 
 def test_a_profile_in_yaml_without_a_reader_of_yaml(monkeypatch):
     assert load_device("pixel6").flash.iops == 100_000
-    monkeypatch.setitem(sys.modules, "coldpress.runtime.profiles.yaml_records", None)
+    monkeypatch.setitem(sys.modules, "coldpress.runtime.device_profiles.yaml_records", None)
     with pytest.raises(ColdpressError, match=r"needs PyYAML, which is not installed; pip install PyYAML"):
         load_device("pixel6")

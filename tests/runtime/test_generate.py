@@ -11,11 +11,11 @@ import pytest
 
 from coldpress.runtime.artifact.reader import open_artifact
 from coldpress.runtime.cache import show_choice
+from coldpress.runtime.dram.budget import fixed_bytes, used_bytes
 from coldpress.runtime.generate.choice import choose_plan
 from coldpress.runtime.generate.sampling import Sampling
 from coldpress.runtime.generate.session import Session
 from coldpress.runtime.generate.statistics import Spread, Token, spreads
-from coldpress.runtime.plan.budget import fixed_bytes, used_bytes
 from coldpress.runtime.simulate import simulate
 from coldpress.runtime.trace import Recorder, load_trace
 from coldpress.schemas.errors import ColdpressError, CorruptPageError, DoesNotFitError, UnknownNameError

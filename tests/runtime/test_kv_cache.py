@@ -11,11 +11,11 @@ from coldpress.cli.main import main
 from coldpress.compiler.stages.verify.decoded import decode
 from coldpress.runtime.artifact.reader import open_artifact
 from coldpress.runtime.decoder.tokens import new_cache
+from coldpress.runtime.dram.kv_cache import head_bytes, kv_cache_bytes
 from coldpress.runtime.generate.batch import generate_batch
 from coldpress.runtime.generate.session import Session
 from coldpress.runtime.kernels import attention
 from coldpress.runtime.kernels.attention import encode_heads
-from coldpress.runtime.plan.kv_cache import head_bytes, kv_cache_bytes
 from coldpress.runtime.quantization import int8_group32
 from coldpress.schemas.errors import ArtifactError, ColdpressError
 from tests.support import reference_kernels

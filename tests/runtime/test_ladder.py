@@ -9,8 +9,8 @@ import pytest
 from coldpress.cli.main import main
 from coldpress.runtime.artifact.reader import open_artifact
 from coldpress.runtime.cli import ladder
+from coldpress.runtime.dram.budget import used_bytes
 from coldpress.runtime.generate.choice import choose_plan
-from coldpress.runtime.plan.budget import used_bytes
 from tests.support.artifacts import Recipe, build_artifact
 from tests.support.shapes import small_spec
 

@@ -9,9 +9,9 @@ from coldpress.runtime.artifact import checks, errors
 from coldpress.runtime.artifact.integrity import verify_artifact
 from coldpress.runtime.artifact.reader import open_artifact
 from coldpress.runtime.cli.inspect import describe, render
+from coldpress.runtime.dram.budget import fixed_bytes, refit, used_bytes, whole_bytes
 from coldpress.runtime.flash import direct
 from coldpress.runtime.generate.session import Session
-from coldpress.runtime.plan.budget import fixed_bytes, refit, used_bytes, whole_bytes
 from coldpress.runtime.simulate import simulate
 from coldpress.runtime.store.ahead_room import most_bytes
 from coldpress.runtime.store.clock import Clock

@@ -15,9 +15,9 @@ from coldpress.cli.main import main
 from coldpress.compiler.__main__ import main as compiler_main
 from coldpress.compiler.workflow import settings
 from coldpress.runtime.artifact.reader import open_artifact
+from coldpress.runtime.device_profiles.devices import load_device
+from coldpress.runtime.dram.budget import whole_bytes
 from coldpress.runtime.generate.session import Session
-from coldpress.runtime.plan.budget import whole_bytes
-from coldpress.runtime.profiles.devices import load_device
 from coldpress.runtime.quantities import parse_bytes, show_bytes, table
 from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.metrics import RunMetrics

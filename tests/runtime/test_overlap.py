@@ -5,8 +5,8 @@ import itertools
 import numpy as np
 
 from coldpress.runtime.artifact.reader import open_artifact
+from coldpress.runtime.dram.budget import choose_plan
 from coldpress.runtime.flash import direct
-from coldpress.runtime.plan.budget import choose_plan
 from coldpress.runtime.store import planner
 from coldpress.runtime.store.store import Store
 from tests.support.stores import check_fetch, open_store, requests

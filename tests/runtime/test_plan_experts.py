@@ -7,7 +7,7 @@ import pytest
 from coldpress.runtime.artifact.errors import SchemaError
 from coldpress.runtime.artifact.reader import open_artifact
 from coldpress.runtime.cli.inspect import describe, render
-from coldpress.runtime.plan.experts import warning
+from coldpress.runtime.dram.experts import warning
 from coldpress.schemas.experts import ExpertCurve
 from coldpress.schemas.manifest import EXPERTS_FILE
 from tests.support.artifacts import Recipe, build_artifact, change_manifest, small_spec

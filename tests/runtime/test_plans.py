@@ -5,8 +5,8 @@ import pytest
 
 from coldpress.runtime.artifact.errors import DeviceError
 from coldpress.runtime.artifact.reader import open_artifact
+from coldpress.runtime.dram.budget import choose_plan, holds_everything
 from coldpress.runtime.generate.session import Session
-from coldpress.runtime.plan.budget import choose_plan, holds_everything
 from coldpress.runtime.store.memory import Memory
 from coldpress.schemas.errors import ColdpressError, DoesNotFitError
 from tests.support.records import Build

@@ -11,9 +11,9 @@ from coldpress.runtime.artifact.errors import DeviceError
 from coldpress.runtime.artifact.integrity import verify_artifact
 from coldpress.runtime.artifact.reader import open_artifact
 from coldpress.runtime.drafts import lookup
+from coldpress.runtime.dram.budget import choose_plan, fixed_bytes, refit, used_bytes, whole_bytes
 from coldpress.runtime.flash import direct, simulated
 from coldpress.runtime.generate.session import Session
-from coldpress.runtime.plan.budget import choose_plan, fixed_bytes, refit, used_bytes, whole_bytes
 from coldpress.runtime.simulate import on_device, simulate
 from coldpress.runtime.store.ahead_room import most_bytes
 from coldpress.runtime.store.clock import FlashQueue

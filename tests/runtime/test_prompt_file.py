@@ -7,9 +7,9 @@ import pytest
 
 from coldpress.runtime.cli import generate
 from coldpress.runtime.cli.generate import PromptFile
+from coldpress.runtime.dram.budget import fixed_bytes
 from coldpress.runtime.generate.batch import BatchRoom
 from coldpress.runtime.generate.session import Session
-from coldpress.runtime.plan.budget import fixed_bytes
 from tests.support.artifacts import Recipe, build_artifact
 from tests.support.command_line import run, speaking_artifact
 

@@ -13,8 +13,8 @@ from coldpress.runtime import plugins
 from coldpress.runtime.artifact.errors import DeviceError
 from coldpress.runtime.artifact.reader import open_artifact
 from coldpress.runtime.cache import CacheFacts, make
+from coldpress.runtime.dram.budget import as_run, fixed_bytes, refit
 from coldpress.runtime.generate.session import Session
-from coldpress.runtime.plan.budget import as_run, fixed_bytes, refit
 from coldpress.runtime.store import memory
 from coldpress.runtime.store.memory import SlotMemory, moved
 from coldpress.schemas.errors import ColdpressError, DoesNotFitError

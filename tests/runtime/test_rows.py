@@ -10,10 +10,10 @@ from coldpress.cli.main import main
 from coldpress.runtime.artifact.errors import FeatureError, ModelError, SectionError
 from coldpress.runtime.artifact.integrity import verify_artifact
 from coldpress.runtime.artifact.reader import open_artifact
+from coldpress.runtime.dram.budget import fixed_bytes, holds_tables, refit, table_bytes, whole_bytes
 from coldpress.runtime.flash import direct, simulated
 from coldpress.runtime.generate.batch import generate_batch
 from coldpress.runtime.generate.session import Session
-from coldpress.runtime.plan.budget import fixed_bytes, holds_tables, refit, table_bytes, whole_bytes
 from coldpress.runtime.simulate import read_some_rows, simulate, token_seconds_of
 from coldpress.runtime.store.facts import Observer, Purpose
 from coldpress.runtime.store.resident import row_seconds

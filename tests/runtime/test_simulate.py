@@ -8,10 +8,10 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from coldpress.runtime.artifact.reader import open_artifact
+from coldpress.runtime.dram.budget import choose_plan, fixed_bytes
 from coldpress.runtime.extents import Extents
 from coldpress.runtime.flash import direct, simulated
 from coldpress.runtime.generate.session import Session
-from coldpress.runtime.plan.budget import choose_plan, fixed_bytes
 from coldpress.runtime.simulate import on_device, replay, simulate, simulate_opening
 from coldpress.runtime.store import planner
 from coldpress.runtime.store.clock import Clock, arrival

@@ -12,13 +12,13 @@ from coldpress.runtime.artifact.reader import open_artifact
 from coldpress.runtime.decoder.selection import Selection
 from coldpress.runtime.drafts import Draft, lookup
 from coldpress.runtime.drafts.off import nothing
+from coldpress.runtime.dram.budget import choose_plan, whole_bytes
 from coldpress.runtime.generate.choice import choose_plan as choose_among
 from coldpress.runtime.generate.draft_model import DraftModel
 from coldpress.runtime.generate.sampling import Sampling
 from coldpress.runtime.generate.session import Session
 from coldpress.runtime.generate.speculation import Drafts
 from coldpress.runtime.generate.statistics import Drafted, drafted
-from coldpress.runtime.plan.budget import choose_plan, whole_bytes
 from coldpress.runtime.plugins import load, names
 from coldpress.runtime.simulate import simulate
 from coldpress.runtime.trace import Recorder, load_trace

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from coldpress.runtime.artifact.reader import open_artifact
+from coldpress.runtime.dram.bookkeeping import bookkeeping_bytes
+from coldpress.runtime.dram.budget import choose_plan, fixed_bytes
 from coldpress.runtime.flash import direct, simulated
-from coldpress.runtime.plan.bookkeeping import bookkeeping_bytes
-from coldpress.runtime.plan.budget import choose_plan, fixed_bytes
 from coldpress.runtime.simulate import simulate_opening
 from coldpress.runtime.store import memory as memory_module
 from coldpress.runtime.store import planner

@@ -1,11 +1,11 @@
-"""runtime/profiles/yaml_records.py: one sentence names every mistake of a profile, and no file can break the reader."""
+"""runtime/device_profiles/yaml_records.py: one sentence names every mistake; no file can break the reader."""
 
 import os
 from pathlib import Path
 
 import pytest
 
-from coldpress.runtime.profiles.yaml_records import MAX_FILE_BYTES, load_yaml
+from coldpress.runtime.device_profiles.yaml_records import MAX_FILE_BYTES, load_yaml
 from coldpress.schemas.device import DeviceProfile
 from coldpress.schemas.errors import ColdpressError
 from tests.support.data import ROOT

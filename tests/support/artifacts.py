@@ -22,9 +22,9 @@ from safetensors.numpy import load_file, save_file
 from coldpress.runtime import _native, plugins
 from coldpress.runtime.artifact.contents import model_tensors
 from coldpress.runtime.artifact.reader import open_artifact
-from coldpress.runtime.plan.bookkeeping import counted_bytes, row_buffer_bytes
-from coldpress.runtime.plan.budget import units_whole_bytes
-from coldpress.runtime.plan.kv_cache import kv_cache_bytes
+from coldpress.runtime.dram.bookkeeping import counted_bytes, row_buffer_bytes
+from coldpress.runtime.dram.budget import units_whole_bytes
+from coldpress.runtime.dram.kv_cache import kv_cache_bytes
 from coldpress.runtime.quantization import Format
 from coldpress.runtime.quantization._mixed import format_at
 from coldpress.schemas.errors import ArtifactError

@@ -26,8 +26,8 @@ from coldpress.compiler.stages.plan._search import Found
 from coldpress.runtime.arithmetic import largest
 from coldpress.runtime.artifact.reader import Artifact
 from coldpress.runtime.decoder.selection import Selection
+from coldpress.runtime.dram.budget import refit
 from coldpress.runtime.flash import simulated
-from coldpress.runtime.plan.budget import refit
 from coldpress.runtime.sparsity import Residency, topk
 from coldpress.runtime.store.clock import Clock
 from coldpress.runtime.store.facts import Key

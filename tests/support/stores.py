@@ -8,9 +8,9 @@ import numpy as np
 
 from coldpress.runtime.artifact.errors import DeviceError
 from coldpress.runtime.artifact.reader import open_artifact
+from coldpress.runtime.dram.budget import choose_plan
 from coldpress.runtime.extents import Extents
 from coldpress.runtime.flash import Flash, Ticket, direct
-from coldpress.runtime.plan.budget import choose_plan
 from coldpress.runtime.store.store import Store
 from coldpress.runtime.trace import Recorder
 from tests.support.artifacts import Built

@@ -11,7 +11,7 @@ import yaml
 
 from coldpress.compiler.pipeline import STAGES
 from coldpress.compiler.profiles import model_names
-from coldpress.runtime.profiles.devices import device_names
+from coldpress.runtime.device_profiles.devices import device_names
 from tests.support import pods
 from tests.support.stages import DEFAULT
 from tests.support.workflow import NUM_LAYERS, Workflow

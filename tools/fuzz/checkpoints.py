@@ -23,7 +23,7 @@ from coldpress.compiler.pipeline import STAGES
 from coldpress.compiler.profiles import device_file
 from coldpress.compiler.workflow import settings
 from coldpress.compiler.workflow.inputs import checkpoint_files
-from coldpress.runtime.profiles.devices import read_device
+from coldpress.runtime.device_profiles.devices import read_device
 from coldpress.schemas.errors import ColdpressError
 from tests.support.dag import inputs_for
 from tests.support.gguf_cases import exported, with_vocabulary

@@ -17,7 +17,7 @@ from benchmarks.shared.papers.activeflow import (
 )
 from benchmarks.shared.published.cells import LLAMA_2_7B, Cell
 from coldpress.compiler.cost_model import kv_cache_bytes, slice_bytes, weight_bytes
-from coldpress.runtime.profiles.devices import load_device
+from coldpress.runtime.device_profiles.devices import load_device
 from coldpress.schemas.device import DeviceProfile
 from coldpress.schemas.model import ATTENTION_ROLES, MLP_ROLES, role_shape
 

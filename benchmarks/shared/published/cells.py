@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from coldpress.runtime.profiles.devices import load_device
+from coldpress.runtime.device_profiles.devices import load_device
 from coldpress.schemas.compute import Compute
 from coldpress.schemas.device import DeviceProfile
 from coldpress.schemas.model import Model

@@ -10,7 +10,7 @@ from benchmarks.shared.cache_traces import planted
 from benchmarks.shared.papers.llm_in_a_flash import Latency, aggregated_use, incremental_use, latency
 from benchmarks.shared.published.cells import FALCON_7B, OPT_6_7B, Cell, computing_at
 from coldpress.compiler.cost_model import flash_bytes, kv_cache_bytes, unit_bytes, weight_bytes
-from coldpress.runtime.profiles.devices import load_device
+from coldpress.runtime.device_profiles.devices import load_device
 from coldpress.schemas.families import WHOLE_MLP
 from coldpress.schemas.model import Model
 

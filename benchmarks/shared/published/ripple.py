@@ -20,7 +20,7 @@ from benchmarks.shared.published.cells import (
     computing_at,
 )
 from coldpress.compiler.cost_model import weight_bytes
-from coldpress.runtime.profiles.devices import load_device
+from coldpress.runtime.device_profiles.devices import load_device
 from coldpress.runtime.store.computing import weight_seconds
 
 TABLE_1 = {

@@ -46,7 +46,7 @@ from coldpress.compiler.quality.variants import (
 from coldpress.compiler.rounding._matrix import NEAREST, Rounding
 from coldpress.compiler.shared_settings import WHOLE, MethodSetting, RoutingSetting
 from coldpress.compiler.steps import Steps
-from coldpress.runtime.plan.kv_cache import formats_of
+from coldpress.runtime.dram.kv_cache import formats_of
 from coldpress.schemas.activations import Activations
 from coldpress.schemas.corpus import Corpus
 from coldpress.schemas.curves import Curves, FormatLoss, Unexplored

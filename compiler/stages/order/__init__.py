@@ -27,7 +27,7 @@ from coldpress.compiler.cost_model import unit_bytes
 from coldpress.compiler.io import Workspace, load_arrays
 from coldpress.compiler.stages.order import structural
 from coldpress.compiler.stages.order._task import Activity, Arranged, Demand, Heuristic, OrderTask
-from coldpress.runtime.plan.budget import Claim, cache_slots
+from coldpress.runtime.dram.budget import Claim, cache_slots
 from coldpress.runtime.plugins import load
 from coldpress.runtime.quantization._mixed import format_at
 from coldpress.schemas.activations import Activations, FamilyStatistics

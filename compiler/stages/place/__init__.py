@@ -58,8 +58,8 @@ from coldpress.compiler.stages.place._program import (
     value_of,
 )
 from coldpress.runtime.cache import CacheFacts, CachePolicy, make
+from coldpress.runtime.dram.budget import Claim, cache_slots
 from coldpress.runtime.extents import span_bytes
-from coldpress.runtime.plan.budget import Claim, cache_slots
 from coldpress.runtime.plugins import load_class
 from coldpress.runtime.quantization._mixed import format_at
 from coldpress.runtime.store.planner import Strided

@@ -28,8 +28,8 @@ from coldpress.compiler.stages.plan._slot_shares import (
     with_pins,
 )
 from coldpress.runtime.drafts import NO_DRAFT
-from coldpress.runtime.plan import experts
-from coldpress.runtime.plan.budget import holds_everything
+from coldpress.runtime.dram import experts
+from coldpress.runtime.dram.budget import holds_everything
 from coldpress.runtime.plugins import load
 from coldpress.runtime.sparsity import Selector
 from coldpress.runtime.store.ahead_room import NOTHING, USUAL_GUESS, Ahead

@@ -1,6 +1,6 @@
 """Divides a DRAM budget for a plan: what it holds whatever is decided, then pinned units, then cache slots.
 
-The arithmetic of slots is the runtime's (runtime/plan/budget.py; DIP A). `place` pins units for the smallest budget; a
+The arithmetic of slots is the runtime's (runtime/dram/budget.py; DIP A). `place` pins units for the smallest budget; a
 larger one pins more of the same rank.
 """
 
@@ -12,7 +12,7 @@ from coldpress.compiler.activity.choice import selector_arrays
 from coldpress.compiler.cost_model import kv_cache_bytes, predictor_bytes, resident_bytes
 from coldpress.compiler.dense_run import Buffers, buffers_of, units_of_layer
 from coldpress.compiler.sections import bookkeeping_bytes
-from coldpress.runtime.plan.budget import Claim, cache_slots
+from coldpress.runtime.dram.budget import Claim, cache_slots
 from coldpress.runtime.plugins import load
 from coldpress.runtime.sparsity import Selector, uses_read_units
 from coldpress.runtime.store.ahead_room import NOTHING, Ahead

@@ -21,7 +21,7 @@ from coldpress.compiler.draft_passes import COUNTS as MODEL_COUNTS
 from coldpress.compiler.draft_passes import MODEL, best_drafts
 from coldpress.compiler.seconds import WORTH, Setting
 from coldpress.runtime.drafts import DRAFT_TOKENS, Draft
-from coldpress.runtime.plan.budget import holds_everything
+from coldpress.runtime.dram.budget import holds_everything
 from coldpress.runtime.plugins import load
 from coldpress.runtime.simulate import pass_seconds
 from coldpress.runtime.sparsity import sees_others

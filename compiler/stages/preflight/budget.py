@@ -28,7 +28,7 @@ from coldpress.compiler.kept_codes import keeping
 from coldpress.compiler.needs import Build
 from coldpress.compiler.quality.variants import head_formats
 from coldpress.compiler.sections import Whole, bookkeeping_bytes, make_sections
-from coldpress.runtime.plan.kv_cache import formats_of
+from coldpress.runtime.dram.kv_cache import formats_of
 from coldpress.runtime.quantities import show_bytes
 from coldpress.runtime.quantization._mixed import coarsest
 from coldpress.schemas.base import Options

@@ -14,8 +14,8 @@ from coldpress.compiler.cost_model import slice_bytes, stored_format, tensor_byt
 from coldpress.compiler.dense_run import dense_run
 from coldpress.compiler.io import load_arrays
 from coldpress.compiler.sections import Whole
-from coldpress.runtime.plan.bookkeeping import counted_bytes, row_buffer_bytes
-from coldpress.runtime.plan.budget import holds_everything
+from coldpress.runtime.dram.bookkeeping import counted_bytes, row_buffer_bytes
+from coldpress.runtime.dram.budget import holds_everything
 from coldpress.runtime.quantization._mixed import coarsest, format_fields
 from coldpress.schemas.activations import Activations, FamilyStatistics
 from coldpress.schemas.curves import Curves, MatrixLoss

@@ -19,7 +19,7 @@ from coldpress.compiler.stages.report.figures import (
     structural_adjacency,
 )
 from coldpress.runtime.cli.ladder import legend
-from coldpress.runtime.plan.experts import mean_held
+from coldpress.runtime.dram.experts import mean_held
 from coldpress.runtime.quantities import show_bytes
 from coldpress.runtime.store.computing import dense_seconds
 from coldpress.runtime.store.resident import scored_bytes

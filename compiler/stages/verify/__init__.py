@@ -38,9 +38,9 @@ from coldpress.compiler.stages.verify.divergence import (
 )
 from coldpress.runtime.artifact.integrity import verify_artifact
 from coldpress.runtime.artifact.reader import open_artifact
+from coldpress.runtime.dram.budget import choose_plan
 from coldpress.runtime.generate.sampling import Sampling
 from coldpress.runtime.generate.session import Session
-from coldpress.runtime.plan.budget import choose_plan
 from coldpress.runtime.text.chat import ChatTemplate
 from coldpress.runtime.text.tokenizer import TextCodec
 from coldpress.schemas.base import Record

@@ -28,11 +28,11 @@ from coldpress.compiler.steps import Steps
 from coldpress.runtime.artifact.reader import open_artifact
 from coldpress.runtime.decoder.decoder import PREFILL_CHUNK_TOKENS
 from coldpress.runtime.drafts import NO_DRAFT, Draft, Drafting
+from coldpress.runtime.dram.budget import choose_plan, holds_everything
 from coldpress.runtime.generate.choice import SIMULATED, draft_of
 from coldpress.runtime.generate.likelihood import Quality
 from coldpress.runtime.generate.session import DEFAULT_FLASH, Session
 from coldpress.runtime.generate.statistics import Token
-from coldpress.runtime.plan.budget import choose_plan, holds_everything
 from coldpress.runtime.plugins import load
 from coldpress.runtime.simulate import simulate
 from coldpress.runtime.store.counters import DECODING

@@ -25,9 +25,9 @@ from scipy.special import log_softmax
 
 from coldpress.compiler.block_statistics import standard_error
 from coldpress.runtime.artifact.reader import open_artifact
+from coldpress.runtime.dram.budget import choose_plan
 from coldpress.runtime.generate.likelihood import sum_nll
 from coldpress.runtime.generate.session import Session
-from coldpress.runtime.plan.budget import choose_plan
 from coldpress.runtime.routers import router_of
 from coldpress.schemas.layout import Plan
 from coldpress.schemas.metrics import Divergence

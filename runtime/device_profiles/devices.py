@@ -56,7 +56,7 @@ def read_device(path: Path) -> DeviceProfile:
     if path.suffix not in YAML:
         return load_record(path)
     try:
-        from coldpress.runtime.profiles.yaml_records import load_yaml
+        from coldpress.runtime.device_profiles.yaml_records import load_yaml
     except ModuleNotFoundError as error:
         raise ColdpressError(
             f"{path}: a profile in YAML needs PyYAML, which is not installed; pip install PyYAML, or give a device "

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from coldpress.runtime import plugins
 from coldpress.runtime.cache import CachePolicy
-from coldpress.runtime.plan.bookkeeping import bookkeeping_bytes
+from coldpress.runtime.dram.bookkeeping import bookkeeping_bytes
 from coldpress.schemas.errors import DoesNotFitError
 from coldpress.schemas.layout import Plan, Section, by_budget, placed_parts
 from coldpress.schemas.manifest import Manifest
