@@ -87,7 +87,7 @@ class Reference:
         noised.write(file, source)
         config: dict[str, Any] = {"model": source, "method": "dense", "format": "fp16", "algorithm": "gptq"}
         config |= {"calibration_tokens": calibration_tokens, "evaluation_tokens": tokens, "dram_budget": "100%"}
-        device = build(folder, "--until", "gram" if with_gram else "calibrate", **config, **_text())
+        device = build(folder, "--until", "gram" if with_gram else "allocate", **config, **_text())
         built = device.parent
         corpus = load_record(built / "tokenize.json", Corpus)
         blocks = (load_arrays(corpus.split(name).arrays)["tokens"] for name in ("calibration", "test"))
