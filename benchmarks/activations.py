@@ -1,8 +1,8 @@
-"""Measures what rounding the inputs of products costs in perplexity and gains in speed, by activation format.
+"""Measures what rounding the inputs of products costs real models in perplexity and gains in speed.
 
-Each model's weights are rounded to nearest and packed with the dense selector; the run keeps the whole model in DRAM.
-Test tokens are scored one by one, as in decoding, with float32, 16-bit and 8-bit activations on one thread. Each block
-is scored in every format in turn.
+Each model is built dense from its file, with the file's own codes (`prose7m` of the smoke run in int4), and runs with
+all of it in DRAM. Test tokens are scored one by one, as in decoding, with float32, 16-bit and 8-bit activations. Each
+block is scored in every format in turn.
 """
 
 import math
@@ -15,24 +15,23 @@ import numpy as np
 
 from benchmarks.harness import Benchmark, Cell, Row, gain, main, option, spread
 from benchmarks.harness.places import data
-from benchmarks.shared.cases import BLOCK_TOKENS, CORPORA, blocks_of
+from benchmarks.shared.cases import BLOCK_TOKENS, blocks_of
+from benchmarks.shared.real_models import MODELS, SHORT, SMALL, file_of
 from coldpress.compiler.block_statistics import standard_error
-from coldpress.runtime import _native
 from coldpress.runtime.artifact.reader import open_artifact
 from coldpress.runtime.dram.budget import choose_plan, fixed_bytes
 from coldpress.runtime.generate.session import Session
 from coldpress.runtime.kernels.activations import ACTIVATIONS
-from tests.support.artifacts import Recipe, build_artifact
-from tests.support.hf import load_hf, roles_of, spec_of
-
-MODELS = ("prose7m", "stories260k", "tinystories656k")
+from tests.support.warm import build
 
 
-def token_blocks(model: str, num_tokens: int) -> np.ndarray:
-    """Returns the model's test text as token ids, int [blocks, BLOCK_TOKENS]."""
-    return blocks_of(data() / "models" / model, data() / "corpora" / CORPORA[model])["test"][
-        : num_tokens // BLOCK_TOKENS
-    ]
+def built(model: str, folder: Path, num_tokens: int) -> tuple[Path, np.ndarray]:
+    """Builds a dense artifact of a model's file, and returns it with test text, int [blocks, BLOCK_TOKENS]."""
+    corpus = data() / "corpora" / "wikitext-2"
+    config: dict[str, Any] = SHORT | ({"format": "int4_group32"} if model == SMALL else {})
+    config |= {"model": file_of(model, folder, build), "corpus": corpus, "dram_budget": "100%"}
+    (path,) = build(folder, "--until", "publish", context_length=BLOCK_TOKENS, **config).glob("*.coldpress")
+    return path, blocks_of(path / "tokenizer", corpus)["test"][: num_tokens // BLOCK_TOKENS]
 
 
 def scored(path: Path, blocks: np.ndarray, key: str, kinds: Sequence[str]) -> tuple[list[Row], dict[str, list[float]]]:
@@ -66,10 +65,9 @@ def everything(path: Path) -> int:
 @dataclass(frozen=True)
 class Options:
     models: tuple[str, ...] = option(
-        ("prose7m",), smoke=("stories260k",), full=MODELS, choices=MODELS, help="real models to score"
+        MODELS[:2], smoke=(SMALL,), full=MODELS, choices=(*MODELS, SMALL), help="models to score"
     )
-    formats: tuple[str, ...] = option(("int4_group32", "int8_group32"), smoke=("int4_group32",), help="weight formats")
-    tokens: int = option(4096, smoke=512, help="most test tokens to run; each block of 256 is one round of the timing")
+    tokens: int = option(1024, smoke=512, help="most test tokens to run; each block of 256 is one round of the timing")
 
 
 class Plugin(Benchmark[Options]):
@@ -84,17 +82,13 @@ class Plugin(Benchmark[Options]):
     }
     is_timing = True
     needs_data = True
-    over = {"model": "models", "format": "formats"}
-    full_minutes = 10
+    over = {"model": "models"}
+    full_minutes = 30
 
     def measure(self, cell: Cell) -> Iterator[Row]:
         """Yields a row per activation format."""
-        _native.set_num_threads(1)
-        loaded = load_hf(data() / "models" / cell["model"])
-        spec = spec_of(loaded.config)
-        recipe = Recipe(spec=spec, method="dense", format=cell["format"], context_length=BLOCK_TOKENS)
-        path = build_artifact(self.folder / "-".join(cell.values()), recipe, roles_of(loaded, spec)).path
-        rows, seconds = scored(path, token_blocks(cell["model"], self.options.tokens), "activations", ACTIVATIONS)
+        path, blocks = built(cell["model"], self.folder / cell["model"], self.options.tokens)
+        rows, seconds = scored(path, blocks, "activations", ACTIVATIONS)
         for row in rows:
             token_s = seconds[row["activations"]]
             yield row | {"token_s": spread(token_s), "speedup": gain(seconds["fp32"], token_s)}

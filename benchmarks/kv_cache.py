@@ -1,7 +1,7 @@
 """Measures what an int8 KV cache costs and gains: perplexity of real models, and attention's time over long contexts.
 
-Quality is measured as in benchmarks/activations.py: weights in fp16 with everything in DRAM, so that only the cache
-differs; test tokens scored one by one; each block in every format in turn. Times are of one query position of 7B heads
+Quality is measured as in benchmarks/activations.py: everything in DRAM, so that only the cache differs; test tokens
+scored one by one; each block in every format in turn. Times are of one query position of 7B heads
 (32 heads of 128 over 8 or 32 key heads). 256 MB are streamed between calls, so that keys and values come from memory,
 as they do between layers.
 """
@@ -12,16 +12,13 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.activations import MODELS, scored, token_blocks
+from benchmarks.activations import built, scored
 from benchmarks.harness import Benchmark, Cell, Row, gain, interleaved, main, option, spread
-from benchmarks.harness.places import data
-from benchmarks.shared.cases import BLOCK_TOKENS
+from benchmarks.shared.real_models import MODELS, SMALL
 from coldpress.runtime import _native
 from coldpress.runtime.dram.kv_cache import KV_CACHE_FORMATS
 from coldpress.runtime.kernels import attention
 from coldpress.runtime.quantization import int8_group32
-from tests.support.artifacts import Recipe, build_artifact
-from tests.support.hf import load_hf, roles_of, spec_of
 
 HEADS, HEAD_DIM = 32, 128
 STREAM_BYTES = 256 << 20
@@ -29,17 +26,15 @@ STREAM_BYTES = 256 << 20
 
 def quality(model: str, num_tokens: int, folder: Path) -> list[Row]:
     """Returns a row for each format of the cache."""
-    loaded = load_hf(data() / "models" / model)
-    spec, blocks = spec_of(loaded.config), token_blocks(model, num_tokens)
-    recipe = Recipe(spec=spec, method="dense", format="fp16", context_length=BLOCK_TOKENS)
-    path = build_artifact(folder / "a.coldpress", recipe, roles_of(loaded, spec)).path
-    return scored(path, blocks, "kv_cache", KV_CACHE_FORMATS)[0]
+    return scored(*built(model, folder, num_tokens), "kv_cache", KV_CACHE_FORMATS)[0]
 
 
 @dataclass(frozen=True)
 class Options:
-    models: tuple[str, ...] = option(("prose7m",), choices=MODELS, help="quality: real models, of head_dim 32 or more")
-    tokens: int = option(4096, smoke=256, help="quality: most test tokens to run")
+    models: tuple[str, ...] = option(
+        MODELS[:1], smoke=(SMALL,), full=MODELS, choices=(*MODELS, SMALL), help="quality: models to score"
+    )
+    tokens: int = option(1024, smoke=512, help="quality: most test tokens to run")
     positions: tuple[int, ...] = option((512, 1024, 2048, 4096), smoke=(64,), help="attention: length of the context")
     rounds: int = option(15, smoke=2, help="attention: timed rounds")
 

@@ -21,6 +21,7 @@ import numpy as np
 
 from coldpress.runtime import _native
 from coldpress.runtime.kernels import mlp
+from coldpress.runtime.kernels.activations import DEFAULT_ACTIVATIONS
 from coldpress.runtime.plugins import load, names
 from coldpress.runtime.quantization import Format
 from coldpress.runtime.store.memory import copy_rows
@@ -215,7 +216,10 @@ def kernel_rates() -> Iterator[tuple[FormatName, float, Rounds]]:
             yield (
                 name,
                 density,
-                timed(count * units.shape[1], [partial(mlp.mlp, units, slots, *rest) for slots in drawn]),
+                timed(
+                    count * units.shape[1],
+                    [partial(mlp.mlp, units, slots, *rest, activations=DEFAULT_ACTIVATIONS) for slots in drawn],
+                ),
             )
 
 
@@ -225,7 +229,10 @@ def further_shares() -> list[float]:
     units, layout = _units(PASS_FORMAT, rng)
     slots = np.arange(len(units), dtype=np.int32)
     x = rng.standard_normal((PASS_TOKENS, ROW_LENGTH)).astype(np.float32)
-    one, several = (partial(mlp.mlp, units, slots, layout, x[:count], mlp.Terms()) for count in (1, PASS_TOKENS))
+    one, several = (
+        partial(mlp.mlp, units, slots, layout, x[:count], mlp.Terms(), activations=DEFAULT_ACTIVATIONS)
+        for count in (1, PASS_TOKENS)
+    )
     rates = timed(1, [several, *[one, several] * KERNEL_ROUNDS]).rates
     shares = [
         (alone / together - 1) / (PASS_TOKENS - 1) for alone, together in zip(rates[::2], rates[1::2], strict=True)

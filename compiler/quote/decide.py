@@ -247,7 +247,7 @@ class _Quoting:
         }
 
     def _drafted(self) -> dict[str, Estimate]:
-        """What nobody can say before the two models were compared; nothing without a draft model."""
+        """Names the draft model, whose gain nobody knows before the two were compared; empty without one."""
         named = self._source.given.get("draft_model")
         if named is None:
             return {}

@@ -108,7 +108,7 @@ def _first_difference(one: Shares, other: Shares) -> int:
 
 
 class AllocationConfig(ComputeConfig):
-    """How densities are divided among families and layers."""
+    """Settings of density allocation."""
 
     density_allocation: Annotated[str, ConfigKey(plugins="coldpress.compiler.density_allocation")] = Field(
         default="greedy",

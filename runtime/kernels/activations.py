@@ -12,7 +12,7 @@ from coldpress.schemas.errors import known_name
 
 ActivationFormat = Literal["fp32", "int16", "int8"]
 ACTIVATIONS: tuple[ActivationFormat, ...] = ("fp32", "int16", "int8")
-DEFAULT_ACTIVATIONS: ActivationFormat = "fp32"
+DEFAULT_ACTIVATIONS: ActivationFormat = "int16"
 BITS: dict[ActivationFormat, int] = {"fp32": 0, "int16": 16, "int8": 8}
 """The native core's argument for each format."""
 

@@ -56,7 +56,7 @@ def test_fetch_and_stream_bring_the_layers_own_units(built, size, gap_bytes):
 
 
 def test_logits_and_tokens_do_not_depend_on_groups(built):
-    sessions = {size: Session(artifact.path) for size, artifact in built.items()}
+    sessions = {size: Session(artifact.path, activations="fp32") for size, artifact in built.items()}
     prefilled = {}
     for size, session in sessions.items():
         session.decoder.begin(len(PROMPT))

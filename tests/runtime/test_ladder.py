@@ -82,7 +82,7 @@ def test_what_is_read_ahead_is_the_last_step_and_takes_no_more_dram(tmp_path, mo
     [
         ("--batch", "2"),
         ("--kv-cache", "int8"),
-        ("--activations", "int16"),
+        ("--activations", "int8"),
         ("--flash", "io_uring"),
         ("--collapse", "adaptive"),
         ("--preload", "on"),

@@ -98,7 +98,7 @@ def test_tokens_logits_and_hits_are_those_without_it(built, case):
     for ahead in (False, True):
         artifact = open_artifact(built[case].path)
         plan = plan_of(artifact) if ahead else artifact.manifest.plans[0]
-        with Session(built[case].path, plan=plan) as session:
+        with Session(built[case].path, plan=plan, activations="fp32") as session:
             logits = []
             tokens = np.array([PROMPT * 4])
             quality = session.perplexity(tokens, sparse=True, on_logits=lambda some, to=logits: to.append(some.copy()))

@@ -31,7 +31,7 @@ def fits(type_name: str, length: int) -> bool:
 
 
 class Options(Record):
-    """How the weights are written."""
+    """Settings of the file that `gguf` writes."""
 
     gguf_type: Literal["stored", "F16", "Q8_0", "Q4_0"] = Field(
         default="stored", description="type of the matrices in a GGUF file; stored: each as the artifact has it"
