@@ -5,6 +5,9 @@ Continuations are greedy and follow the first tokens of test blocks, to the give
 should be equal; in other formats down matrices are rounded once more (README), and llama.cpp rounds activations, too.
 Both run on one thread, in turns; a ratio above 1 says that ours is faster. A model that cannot be exported gets a row
 with the refusal. The jobs of a build are forked from a process that has imported the libraries.
+
+Real models have their files' own codes (format `own`): the export should have the file's tensors byte by byte, and our
+greedy tokens should be the likeliest ones of transformers' own model of the file, in float32.
 """
 
 import os
@@ -14,20 +17,30 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import numpy as np
+
 from benchmarks.harness import Benchmark, Cell, Gain, Row, gain, main, option
+from benchmarks.harness.places import data
 from benchmarks.shared.builds import MODELS as ALL_MODELS
 from benchmarks.shared.builds import build, settings
 from benchmarks.shared.llama import LlamaCpp
+from benchmarks.shared.real_models import MODELS as REAL_MODELS
+from benchmarks.shared.real_models import SHORT, file_of
 from coldpress.compiler.io import load_arrays, load_record
 from coldpress.runtime.generate.session import Session
 from coldpress.runtime.text.tokenizer import TextCodec
 from coldpress.schemas.corpus import Corpus
 from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.package import Exported
+from tests.support.hf import load_hf
 from tests.support.models import documents
 
 FORMATS = ("fp16", "int8_group32", "int4_group32")
+OWN = "own"
+"""The format of real models: their files' codes."""
 PROMPT_TOKENS = 16
+FEW = 2
+"""Prompts whose decoding is timed for a real model."""
 MODELS = tuple(name for name in ALL_MODELS if name != "tinystories-mixtral-8x")
 """All models but the mixture, whose tokenizer llama.cpp refuses; tests/compiler/test_export.py has one."""
 TEXTS = (" two  spaces\n\n\tand lines ", 'He said: "Don\'t!" 1234 times.', "naïve 日本 🙂", *documents(20))
@@ -38,9 +51,10 @@ class Options:
     models: tuple[str, ...] = option(
         ("stories260k", "prose7m"), smoke=("stories260k",), full=MODELS, choices=MODELS, help="models to export"
     )
+    real: tuple[str, ...] = option(REAL_MODELS[:2], smoke=(), full=REAL_MODELS, choices=REAL_MODELS, help="real models")
     formats: tuple[str, ...] = option(FORMATS, smoke=FORMATS[:1], choices=FORMATS, help="formats of the weights")
-    prompts: int = option(12, smoke=2, help="number of continuations")
-    new_tokens: int = option(48, smoke=16, help="most tokens of a continuation")
+    prompts: int = option(20, smoke=2, help="number of continuations")
+    new_tokens: int = option(64, smoke=16, help="most tokens of a continuation")
     rounds: int = option(5, smoke=2, help="timed rounds")
     device: str = option("pixel6", help="device profile")
     short: bool = option(False, smoke=True, help="calibrate and score on less text")
@@ -56,16 +70,22 @@ class Plugin(Benchmark[Options]):
         "rows[].texts_equal?": "texts whose tokens are equal in both engines",
         "rows[].speed_ratio?": "our tokens per second over llama.cpp's, taken in each round",
         "rows[].rounded?": "number of tensors that the export rounds once more",
+        "rows[].tensors?": "real: tensors of the file",
+        "rows[].tensors_equal?": "real: tensors whose type and bytes are the same in the export",
+        "rows[].likeliest?": "real: continuations whose tokens are all the likeliest of transformers' model",
     }
     is_timing = True
     needs_data = True
     extra = "llama: xllamacpp"
-    over = {"model": "models", "format": "formats"}
-    full_minutes = 15
+    over = ({"model": "models", "format": "formats"}, {"model": "real", "format": (OWN,)})
+    full_minutes = 60
 
     def measure(self, cell: Cell) -> Iterator[Row]:
         os.environ["OMP_NUM_THREADS"] = "1"
         model, form = cell["model"], cell["format"]
+        if form == OWN:
+            yield self._of_file(file_of(model, self.folder / model, build), self.folder / model)
+            return
         config: dict[str, Any] = settings(model, self.options.device, self.options.short)
         config |= {"method": "dense", "format": form, "label": form, "export": "gguf"}
         try:
@@ -75,10 +95,19 @@ class Plugin(Benchmark[Options]):
                 raise
             yield {"refused": str(error)}
             return
-        yield self._compared(top)
+        yield self._compared(top, self.options.prompts)[0]
 
-    def _compared(self, top: Path) -> Row:
-        """Compares the artifact in a build folder with its export."""
+    def _of_file(self, file: Path, folder: Path) -> Row:
+        """Compares a real model's dense artifact with its file: with llama.cpp, and with transformers."""
+        config: dict[str, Any] = SHORT | {"model": file, "corpus": data() / "corpora" / "wikitext-2"}
+        top = build(folder, export="gguf", dram_budget="100%", device=self.options.device, **config)
+        row, texts = self._compared(top, FEW)
+        equal, total = equal_tensors(file, Path(load_record(top / "export.json", Exported).file))
+        found = {"tensors": total, "tensors_equal": equal, "likeliest": num_likeliest(file, texts)}
+        return row | found
+
+    def _compared(self, top: Path, num_timed: int) -> tuple[Row, list[tuple[list[int], list[int]]]]:
+        """Compares the artifact in a build folder with its export; returns prompts and our continuations, too."""
         exported, count = load_record(top / "export.json", Exported), self.options.new_tokens
         blocks = load_arrays(load_record(top.parent / "tokenize.json", Corpus).split("test").arrays)["tokens"]
         prompts = [block[:PROMPT_TOKENS].tolist() for block in blocks[: self.options.prompts]]
@@ -88,10 +117,10 @@ class Plugin(Benchmark[Options]):
             engine, codec = LlamaCpp(exported.file, session.plan.context_length), TextCodec(session.artifact)
             texts_equal = sum(engine.tokenize(text) == codec.encode(text) for text in TEXTS)
             pairs = [(engine.generate(prompt, count)[0], ours(session, prompt, count)[0]) for prompt in prompts]
-            ratio = speed_ratio(session, engine, prompts, count, self.options.rounds)
+            ratio = speed_ratio(session, engine, prompts[:num_timed], count, self.options.rounds)
         texts = [[[token for token in ids if token not in ends] for ids in pair] for pair in pairs]
         differences = [first_difference(found, expected) for found, expected in texts]
-        return {
+        row: Row = {
             "continuations": len(prompts),
             "equal": differences.count(None),
             "first_difference": min((place for place in differences if place is not None), default=None),
@@ -100,6 +129,33 @@ class Plugin(Benchmark[Options]):
             "speed_ratio": ratio,
             "rounded": len(exported.rounded),
         }
+        return row, [(prompt, mine) for prompt, (_, mine) in zip(prompts, pairs, strict=True)]
+
+
+def equal_tensors(file: Path, exported: Path) -> tuple[int, int]:
+    """Returns (tensors of a GGUF file that another has in the same type and bytes, all tensors)."""
+    from gguf import GGUFReader
+
+    there = {one.name: one for one in GGUFReader(exported).tensors}
+    mine = [(one, there.get(one.name)) for one in GGUFReader(file).tensors]
+    same = (
+        other is not None and one.tensor_type == other.tensor_type and np.array_equal(one.data, other.data)
+        for one, other in mine
+    )
+    return sum(same), len(mine)
+
+
+def num_likeliest(file: Path, texts: Sequence[tuple[Sequence[int], Sequence[int]]]) -> int:
+    """Returns how many continuations have only tokens that transformers' model of a file finds the likeliest."""
+    import torch
+
+    model, found = load_hf(file), 0
+    for prompt, continuation in texts:
+        with torch.no_grad():
+            logits = model(torch.tensor([[*prompt, *continuation]])).logits[0]
+        likeliest = logits[len(prompt) - 1 : -1].argmax(dim=-1).tolist()
+        found += likeliest == list(continuation)
+    return found
 
 
 def ours(session: Session, prompt: Sequence[int], num_tokens: int) -> tuple[list[int], float]:

@@ -22,7 +22,7 @@ MODEL = "model"
 """The file of runtime/drafts that needs a draft model."""
 
 
-class Drafted(NamedTuple):
+class DraftedTokens(NamedTuple):
     draft_tokens: int
     certainty: float
     token_s: float
@@ -43,7 +43,7 @@ class Drafted(NamedTuple):
         )
 
 
-def best_drafts(drafter: Drafter, pass_s: Sequence[float]) -> Drafted:
+def best_drafts(drafter: Drafter, pass_s: Sequence[float]) -> DraftedTokens:
     """Returns the number of drafts and the certainty with the fewest seconds a token; `pass_s`: seconds of the model's
     passes of 1, 2, ... tokens, one more than the largest of COUNTS."""
     found = load_arrays(drafter.arrays)
@@ -53,13 +53,13 @@ def best_drafts(drafter: Drafter, pass_s: Sequence[float]) -> Drafted:
     return min(ways, key=lambda way: (way.token_s, way.draft_tokens))
 
 
-def _costed(count: int, least: float, costs: np.ndarray, known: tuple[bytes, bytes, tuple[int, int]]) -> Drafted:
+def _costed(count: int, least: float, costs: np.ndarray, known: tuple[bytes, bytes, tuple[int, int]]) -> DraftedTokens:
     passes_BN = _passes(count, least, *known)
     num_tokens, blocks = known[2][1], len(passes_BN)
     of_block = passes_BN @ costs[: count + 1] / num_tokens
     error = float(of_block.std(ddof=1) / blocks**0.5)
     passes, drafts = passes_BN.sum(), (passes_BN @ np.arange(count + 1)).sum()
-    return Drafted(count, least, float(of_block.mean()), error, blocks * num_tokens / passes, drafts / passes)
+    return DraftedTokens(count, least, float(of_block.mean()), error, blocks * num_tokens / passes, drafts / passes)
 
 
 @functools.cache

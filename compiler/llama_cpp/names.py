@@ -9,7 +9,7 @@ from coldpress.compiler.llama_cpp.architectures import (
     FALCON_TWO_NORMS,
     LATENT_QUERIES,
     TENSOR,
-    Architecture,
+    LlamaCppArchitecture,
 )
 from coldpress.schemas.model import ModelSpec
 
@@ -58,7 +58,7 @@ NORMS = ("norm", "input_layernorm", *AROUND)
 QK_NORMS = ("q_norm", "k_norm")
 
 
-def named(spec: ModelSpec) -> Architecture | None:
+def named(spec: ModelSpec) -> LlamaCppArchitecture | None:
     """Returns llama.cpp's architecture of that name, with the tensors that the model has; None if it has none."""
     found = ARCHITECTURES.get(spec.model_type)
     if found is None:
@@ -68,7 +68,7 @@ def named(spec: ModelSpec) -> Architecture | None:
     return replace(found, modules={**found.modules, **others})
 
 
-def tensor_name(architecture: Architecture, role: str) -> str | None:
+def tensor_name(architecture: LlamaCppArchitecture, role: str) -> str | None:
     """Returns llama.cpp's name of a role's tensor; all experts share one tensor. None if there is no such tensor."""
     *before, module, kind = role.split(".")
     module = next((name for name, members in architecture.fused.items() if module in members), module)

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from coldpress.compiler.candidates import AUTO
 from coldpress.compiler.cost_model import flash_bytes
-from coldpress.compiler.draft_passes import COUNTS, MODEL, Drafted, best_drafts
+from coldpress.compiler.draft_passes import COUNTS, MODEL, DraftedTokens, best_drafts
 from coldpress.compiler.search import MARGIN
 from coldpress.compiler.search.density import AllocationInputs
 from coldpress.compiler.search.replay import Replays
@@ -21,10 +21,10 @@ from coldpress.schemas.sparsity import Sparsity
 
 class WithDrafts(NamedTuple):
     division: Sparsity
-    drafted: Drafted
+    drafted: DraftedTokens
 
 
-class Drafts:
+class DraftSavings:
     def __init__(self, named: str | None, inputs: AllocationInputs) -> None:
         """`named` is the key `draft`. Without a draft model in `inputs`, no run has drafts of one."""
         self._named, self._inputs = named, inputs

@@ -51,7 +51,7 @@ gets slower, not sparser."""
 
 
 @dataclass(frozen=True)
-class Question:
+class DensityQuestion:
     method: str
     families: tuple[str, ...]
     spec: ModelSpec
@@ -66,7 +66,7 @@ class Question:
     """Divides the MLP's density among families and layers, as density_allocation says."""
 
 
-def densities_of(question: Question, source: DensitySource) -> dict[str, tuple[float, ...]]:
+def densities_of(question: DensityQuestion, source: DensitySource) -> dict[str, tuple[float, ...]]:
     """Returns the density of every layer, per family.
 
     Raises:
@@ -81,7 +81,7 @@ def densities_of(question: Question, source: DensitySource) -> dict[str, tuple[f
     return found[source](question)
 
 
-def _whole(question: Question) -> dict[str, tuple[float, ...]]:
+def _whole(question: DensityQuestion) -> dict[str, tuple[float, ...]]:
     """Returns 1 everywhere; for experts, the share that a router picks for a token."""
     if question.density not in (None, 1):
         raise ColdpressError(
@@ -93,7 +93,7 @@ def _whole(question: Question) -> dict[str, tuple[float, ...]]:
     }
 
 
-def _wanted(question: Question) -> float:
+def _wanted(question: DensityQuestion) -> float:
     """Returns the user's density, else 1 - sp with sp = 1 - M_max / S_m, as a share of the MLP's weights; for a
     mixture, relative to the experts that a token uses.
 
@@ -109,11 +109,11 @@ def _wanted(question: Question) -> float:
     return max(least, min(1.0, (1 - llm_sparsity(question.m_max, question.s_m)) / used))
 
 
-def _allocated(question: Question) -> dict[str, tuple[float, ...]]:
+def _allocated(question: DensityQuestion) -> dict[str, tuple[float, ...]]:
     return dict(question.allocate(_wanted(question)))
 
 
-def _capped(question: Question) -> dict[str, tuple[float, ...]]:
+def _capped(question: DensityQuestion) -> dict[str, tuple[float, ...]]:
     _need_exact_zeros(question)
     return {
         family: tuple(map(min, shares, _measured_family(question, family)))
@@ -121,7 +121,7 @@ def _capped(question: Question) -> dict[str, tuple[float, ...]]:
     }
 
 
-def _measured(question: Question) -> dict[str, tuple[float, ...]]:
+def _measured(question: DensityQuestion) -> dict[str, tuple[float, ...]]:
     if question.density is not None:
         raise ColdpressError(
             f"density={question.density} was asked for, but method {question.method} uses exactly the units that are "
@@ -131,7 +131,7 @@ def _measured(question: Question) -> dict[str, tuple[float, ...]]:
     return {family: _measured_family(question, family) for family in question.families}
 
 
-def _need_exact_zeros(question: Question) -> None:
+def _need_exact_zeros(question: DensityQuestion) -> None:
     if not question.activations.exact_zeros:
         raise ColdpressError(
             f"method {question.method} needs activations that are exactly zero (ReLU), and this model has none; "
@@ -139,7 +139,7 @@ def _need_exact_zeros(question: Question) -> None:
         )
 
 
-def _measured_family(question: Question, family: str) -> tuple[float, ...]:
+def _measured_family(question: DensityQuestion, family: str) -> tuple[float, ...]:
     found = {layer: counted(question.activations, layer, family).density for layer in layers_of(family, question.spec)}
     return over_layers(family, question.spec, {layer: share for layer, share in found.items() if share is not None})
 
@@ -289,7 +289,7 @@ def _shares(
     config: AllocateConfig, inputs: AllocationInputs, method: Method, m_max: int
 ) -> dict[str, tuple[float, ...]]:
     model, activations = inputs.model, inputs.activations
-    question = Question(
+    question = DensityQuestion(
         method=config.method,
         families=tuple(method.unit_bytes),
         spec=model.spec,

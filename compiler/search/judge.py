@@ -24,7 +24,7 @@ from coldpress.compiler.draft_passes import MODEL
 from coldpress.compiler.kept_codes import keeping
 from coldpress.compiler.search import Candidate, Goal, Judged, Search, Space, beam, fastest_dense
 from coldpress.compiler.search.density import UNIFORM, AllocationInputs
-from coldpress.compiler.search.drafts import Drafts, without
+from coldpress.compiler.search.drafts import DraftSavings, without
 from coldpress.compiler.search.dram_shares import asked_budgets_of, divided
 from coldpress.compiler.search.floor import Floor
 from coldpress.compiler.search.replay import Replays
@@ -53,7 +53,7 @@ class BudgetJudge:
         """If the budget is a share, each candidate has this share of what its own formats take."""
         self._config, self._inputs, self._floor, self._replays = config, inputs, floor, replays
         self._known: dict[Candidate, Judged] = {}
-        self._drafts = Drafts(config.draft, inputs)
+        self._drafts = DraftSavings(config.draft, inputs)
         self.refusals: dict[Method, ColdpressError] = {}
         """Selectors without any candidate, with the reason."""
 

@@ -40,7 +40,7 @@ LAST_OF_SNAKEMAKE = re.compile(r"(Complete log\(s\): |Elapsed time: )")
 
 
 @dataclass(frozen=True)
-class Job:
+class ShownJob:
     rule: str
     log: Path | None
     """None for a job without a log."""
@@ -50,7 +50,7 @@ class Job:
 @dataclass
 class Running:
     folder: Path = field(default_factory=Path)
-    jobs: dict[str, Job] = field(default_factory=dict[str, Job])
+    jobs: dict[str, ShownJob] = field(default_factory=dict[str, ShownJob])
     _rule: str = ""
     _log: Path | None = None
 
@@ -62,7 +62,7 @@ class Running:
         elif found := LOG.match(line):
             self._log = self.folder / found[1].partition(",")[0]
         elif self._rule and (found := JOB_ID.match(line)):
-            self.jobs[found[1]] = Job(self._rule, self._log, now_s)
+            self.jobs[found[1]] = ShownJob(self._rule, self._log, now_s)
             self._rule = ""
         elif found := FINISHED.match(line):
             self.jobs.pop(found[1], None)
@@ -79,7 +79,7 @@ class Running:
         return list(filter(None, (last_line(log, STEP) for log in logs)))
 
 
-def _status(job: Job, now_s: float) -> str:
+def _status(job: ShownJob, now_s: float) -> str:
     said = "" if job.log is None or not job.log.exists() else last_line(job.log).removeprefix(f"{job.rule}: ")
     return f"{job.rule}, {now_s - job.start_s:.0f} s" + (f": {said}" if said else "")
 

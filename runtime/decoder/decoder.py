@@ -16,7 +16,7 @@ from coldpress.runtime import plugins
 from coldpress.runtime.arithmetic import rotary_tables
 from coldpress.runtime.artifact.reader import Artifact
 from coldpress.runtime.decoder.blocks import Block, StreamedBlock, Units, chosen_blocks, units_of
-from coldpress.runtime.decoder.layer import Layer, Source
+from coldpress.runtime.decoder.layer import Layer, UnitSource
 from coldpress.runtime.decoder.matrix import Resident, norm_of
 from coldpress.runtime.decoder.selection import Selection, union
 from coldpress.runtime.decoder.tokens import KvCache, Prior, Span, Tokens, new_cache
@@ -295,7 +295,7 @@ class Decoder:
         self,
         tokens: np.ndarray,
         spans: Sequence[Span],
-        units: Source,
+        units: UnitSource,
         parts: Sequence[slice] = (),
         kept_T: np.ndarray | None = None,
         is_dense: bool = False,
@@ -342,7 +342,7 @@ class Decoder:
     def _chosen(
         self, key: Key, signal_TN: np.ndarray, experts_TE: np.ndarray | None, tokens: Tokens
     ) -> Iterator[Block]:
-        """Asks the selector for units, and the store for their bytes; see `Source`."""
+        """Asks the selector for units, and the store for their bytes; see `UnitSource`."""
         residency = self._store.residency(key)
         ids, used_TU = union(self.selection.select(key, signal_TN, residency, experts_TE), residency.present.size)
         # units in memory come first, so the kernels run while the rest is read
@@ -352,7 +352,7 @@ class Decoder:
     def _streamed(
         self, key: Key, signal_TN: np.ndarray, experts_TE: np.ndarray | None, tokens: Tokens
     ) -> Iterator[Block]:
-        """Yields all units in flash order, of experts those that any token uses; see `Source`."""
+        """Yields all units in flash order, of experts those that any token uses; see `UnitSource`."""
         for ids, codes in self._store.stream(key, self._used(key, experts_TE)):
             yield StreamedBlock(ids, codes, self._units[key])
 

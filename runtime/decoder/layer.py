@@ -20,7 +20,7 @@ from coldpress.runtime.store.facts import Key
 from coldpress.schemas.families import FamilyName, layers_of
 from coldpress.schemas.model import ModelSpec, placed_norms
 
-Source = Callable[[Key, np.ndarray, np.ndarray | None, Tokens], Iterator[Block]]
+UnitSource = Callable[[Key, np.ndarray, np.ndarray | None, Tokens], Iterator[Block]]
 """Yields a family's units in a layer as they come into memory. It gets the signal from which units are chosen, float32
 [T, n], and the experts that each token uses, bool [T, E], or None."""
 
@@ -69,7 +69,7 @@ class Layer:
         return cls(number, mlp, tuple(branches), spec.residual != "sequential")
 
     def forward(
-        self, x_TN: np.ndarray, tokens: Tokens, units: Source
+        self, x_TN: np.ndarray, tokens: Tokens, units: UnitSource
     ) -> tuple[np.ndarray, dict[FamilyName, np.ndarray]]:
         """Takes hidden states through the layer; returns them, and the normed input of each family's sublayer."""
         inputs: dict[FamilyName, np.ndarray] = {}

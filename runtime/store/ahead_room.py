@@ -80,7 +80,7 @@ def following(sections: Iterable[Section], *, wraps: bool) -> dict[Key, tuple[Se
 
 
 @dataclass(frozen=True)
-class Reading:
+class AheadReading:
     """A plan's way of reading the units that DRAM does not hold."""
 
     sections: Sequence[Section]
@@ -130,7 +130,7 @@ def most_bytes(sections: Sequence[Section], parts: Iterable[PartPlan], page_byte
     return max(0, min(wanted, int(MOST_SHARE * free_bytes) // page_bytes * page_bytes))
 
 
-def buffer_bytes(reading: Reading, idle_s: float, guess: float, free_bytes: int) -> int:
+def buffer_bytes(reading: AheadReading, idle_s: float, guess: float, free_bytes: int) -> int:
     """Returns how many bytes can be read while the device would idle, whole pages; 0 if nothing can be guessed.
 
     The buffer has room for at least one unit. In `idle_s` seconds per layer no request waits; of guessed units the
@@ -162,7 +162,7 @@ def _largest(sections: Sequence[Section], family: FamilyName) -> Section:
     )
 
 
-def _guessed_s(reading: Reading, section: Section, guess: float) -> float:
+def _guessed_s(reading: AheadReading, section: Section, guess: float) -> float:
     """Returns the seconds to read the guess for all layers of a section if units lie on flash in random order."""
     planned = {(part.layer, part.family): part for part in reading.parts}
     parts, page_bytes = [planned[layer, section.family] for layer in section.layers], reading.flash.page_bytes.value
@@ -208,7 +208,7 @@ def wanted(manifest: Manifest, plan: Plan, preload: Preload) -> Ahead:
 def fitting(manifest: Manifest, plan: Plan) -> Ahead:
     """Returns settings for a plan that has none: as much as its device reads while resident weights compute."""
     law = manifest.device.flash.issuing(plan.queue_depth)
-    reading = Reading(manifest.flash.sections, plan.parts, law, plan.collapse_gap_bytes)
+    reading = AheadReading(manifest.flash.sections, plan.parts, law, plan.collapse_gap_bytes)
     idle_s = max(seconds_before(manifest, plan).values(), default=0.0)
     found = buffer_bytes(reading, idle_s, USUAL_GUESS, plan.dram_budget_bytes - fixed_bytes(manifest, plan))
     return Ahead(found, USUAL_GUESS) if found else NOTHING

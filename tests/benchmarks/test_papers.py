@@ -120,6 +120,7 @@ def test_neighbours_that_are_used_together_take_one_read():
 PAPERS = {"Ripple": ripple, "LLM in a flash": llm_in_a_flash, "ActiveFlow": activeflow, "DIP": dip}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("paper", PAPERS)
 def test_a_cell_that_is_off_says_why(paper):
     found = list(PAPERS[paper].cells())

@@ -66,6 +66,7 @@ def test_a_budget_that_fits_nothing_is_a_row_with_its_reason(capsys, traced):
     assert err.startswith("error: nothing fits")
 
 
+@pytest.mark.slow
 def test_every_device_is_a_row(capsys, traced):
     artifact, trace = traced
     rows = json.loads(swept(capsys, artifact, "--trace", trace, "--device", "all", "--json")[1])["runs"]

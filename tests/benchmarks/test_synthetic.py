@@ -163,6 +163,7 @@ def test_one_statistic_alone_is_enough(artifact: Artifact) -> None:
     assert 0.4 < trace.expected.hot_mass < 0.52
 
 
+@pytest.mark.slow
 def test_every_cache_simulates_a_drawn_trace_in_one_pass(artifact: Artifact) -> None:
     trace, plan = Synthetic(artifact, stated(repeated=0.6, tokens=50)), choose_plan(artifact.manifest)
     plans = {name: plan.model_copy(update={"cache": name}) for name in (*RUNNABLE, "belady")}
@@ -175,6 +176,7 @@ def test_every_cache_simulates_a_drawn_trace_in_one_pass(artifact: Artifact) -> 
         assert (once.extents_sha256, once.modelled_s) == (found[name].extents_sha256, found[name].modelled_s)
 
 
+@pytest.mark.slow
 def test_a_longer_trace_takes_no_more_memory(artifact: Artifact) -> None:
     plan = choose_plan(artifact.manifest)
 
@@ -190,6 +192,7 @@ def test_a_longer_trace_takes_no_more_memory(artifact: Artifact) -> None:
     assert peak_bytes(100) < peak_bytes(10) + trace_bytes / 10
 
 
+@pytest.mark.slow
 def test_a_simulation_shows_what_statistics_do(artifact: Artifact) -> None:
     """Repetition gives hits, skew gives hits of pinned units, and neighbours that are used together share reads."""
     plan = choose_plan(artifact.manifest)

@@ -16,7 +16,7 @@ TOKENS = np.random.default_rng(1).integers(96, size=(1, 24))
 def decoded(path: Path) -> tuple[np.ndarray, list[list[int]], int]:
     """Logits of the tokens, the units that each request asked for, and the bytes of a unit."""
     recorder, logits = Recorder(), list[np.ndarray]()
-    with Session(path, recorder=recorder) as session:
+    with Session(path, recorder=recorder, activations="fp32") as session:
         session.perplexity(TOKENS, sparse=True, on_logits=lambda some: logits.append(some.copy()))
         (family,) = session.artifact.manifest.families
     return np.concatenate(logits), [sorted(event.ids.tolist()) for event in recorder.events], family.unit_bytes

@@ -87,7 +87,9 @@ def test_no_budget_is_slower_than_a_dense_run_in_it(found: Sparsity) -> None:
         assert taken.dram_bytes <= decision.budget.dram_budget_bytes
 
 
-@pytest.mark.parametrize("settings", [{}, {"cache": "lfu", "min_tokens_per_s": True}])
+@pytest.mark.parametrize(
+    "settings", [pytest.param({}, marks=pytest.mark.slow), {"cache": "lfu", "min_tokens_per_s": True}]
+)
 def test_each_budget_alone_takes_the_same_of_what_they_share(
     model: Model, activations: Activations, found: Sparsity, tmp_path: Path, settings: dict[str, Any]
 ) -> None:

@@ -36,6 +36,7 @@ def adapted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     return model.model_copy(update={"folder": str(folder / "checkpoint")}), model, distilled
 
 
+@pytest.mark.slow
 def test_adapters_bring_the_sparse_model_closer_once_they_are_fused(adapted) -> None:
     source, _, distilled = adapted
     before = held_out_divergence(load(source), load(source), 0.15)

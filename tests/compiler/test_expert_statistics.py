@@ -175,6 +175,7 @@ def test_any_mixture_can_be_planted(tmp_path: Path, model_type: str, changes: di
     check_law(plant, found, 0.05, 0.04)
 
 
+@pytest.mark.slow
 def test_the_record_sums_up_the_layers(planted: tuple[MixturePlant, Model, Corpus, Activations]) -> None:
     _, _, corpus, found = planted
     layers = [used_experts(layer.experts, TOKENS) for layer in found.layers if layer.experts is not None]

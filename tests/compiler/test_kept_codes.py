@@ -321,6 +321,7 @@ def test_formats_by_matrix_are_finer_where_more_is_lost_than_was_expected(
     assert [layer for layer in FINE if found.layer_formats[layer] == "q4_k"] == list(FINE[:1])
 
 
+@pytest.mark.slow
 def test_formats_by_matrix_keep_the_quality_beside_their_head(
     explored: tuple[Model, Corpus, Activations, Curves], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

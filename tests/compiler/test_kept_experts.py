@@ -79,7 +79,7 @@ KINDS = {
 }
 
 
-SIMILAR, SLOW = set(KINDS) - {"q4_1 with shared experts", "q4_k"}, (pytest.mark.slow,)
+SIMILAR, SLOW = set(KINDS) - {"q4_k"}, (pytest.mark.slow,)
 
 
 def type_in(kind: Kind, name: str) -> str:

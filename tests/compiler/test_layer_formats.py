@@ -171,8 +171,8 @@ def test_a_division_by_layer_uses_the_budget_to_the_byte(tmp_path: Path, source:
     [
         pytest.param("dense", BY_LAYER, marks=pytest.mark.slow),
         pytest.param("wina", BY_LAYER, marks=pytest.mark.slow),
-        ("wina", BY_MATRIX),
-        pytest.param("dense", f"{BASE}+{BASE}+{FINE}", marks=pytest.mark.slow),
+        pytest.param("wina", BY_MATRIX, marks=pytest.mark.slow),
+        ("dense", f"{BASE}+{BASE}+{FINE}"),
         pytest.param("dense", "int8_group32+q5_0+fp16", marks=pytest.mark.slow),
         pytest.param("flash", BY_MATRIX, marks=pytest.mark.slow),
     ],

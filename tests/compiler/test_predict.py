@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from coldpress.compiler.activity.predictor_network import Weights
+from coldpress.compiler.activity.predictor_network import NetworkWeights
 from coldpress.compiler.io import load_arrays, save_arrays
 from coldpress.compiler.search.settings import AllocateConfig
 from coldpress.compiler.stages.predict import PredictConfig, ranks_tried, run
@@ -192,7 +192,7 @@ def test_the_runtime_s_selector_agrees(setting: Setting, format_name: FormatName
 def test_rounding_is_final(format_name: FormatName) -> None:
     """Weights that were chosen as they are stored are stored as they were chosen."""
     generator = torch.Generator().manual_seed(3)
-    weights = Weights(torch.randn(40, 70, generator=generator), torch.randn(90, 40, generator=generator))
+    weights = NetworkWeights(torch.randn(40, 70, generator=generator), torch.randn(90, 40, generator=generator))
     once = weights.rounded(format_name)
     twice = once.rounded(format_name)
     assert (once.fc1 == twice.fc1).all()
@@ -282,7 +282,7 @@ def test_few_directions_are_the_first_of_all() -> None:
 
 
 def test_threshold_reaches_the_target_exactly() -> None:
-    weights = Weights(torch.eye(2), torch.tensor([[1.0, 0.0]]))
+    weights = NetworkWeights(torch.eye(2), torch.tensor([[1.0, 0.0]]))
     inputs = torch.stack([torch.arange(1.0, 101.0), torch.zeros(100)], dim=1)
     part = training.Examples(inputs, (torch.arange(100)[:, None] >= 50).to(torch.uint8))
     threshold = training.choose_threshold(weights, part, 0.9)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from coldpress.compiler.activity.forward import LayerStream
-from coldpress.compiler.activity.predictor_network import Weights, over_all, scores
+from coldpress.compiler.activity.predictor_network import NetworkWeights, over_all, scores
 from coldpress.compiler.checkpoint.tensors import read_role
 from coldpress.compiler.cost_model import predictor_bytes
 from coldpress.compiler.io import load_arrays, save_arrays
@@ -146,7 +146,7 @@ def test_experts_without_an_active_unit_are_those_of_the_router(setting: Setting
 
 # By hand: three experts of two units, two a token; fc1 passes both inputs on
 
-BOTH = Weights(torch.eye(2), torch.tensor([[1.0, 0], [2, 0], [10, 0], [20, 0], [0, 3], [0, 4]]))
+BOTH = NetworkWeights(torch.eye(2), torch.tensor([[1.0, 0], [2, 0], [10, 0], [20, 0], [0, 3], [0, 4]]))
 INPUTS = torch.tensor([[1.0, 1], [2, 1], [3, 2]])
 OWN = torch.tensor([[True, False, True], [True, False, True], [True, True, False]])
 BY_HAND = training.Examples(INPUTS, torch.tensor([[0, 1, 0, 1], [1, 1, 0, 0], [0, 1, 0, 0]], dtype=torch.uint8), OWN)

@@ -151,6 +151,7 @@ def test_an_artifact_is_quoted_for_several_budgets(capsys: pytest.CaptureFixture
         assert words in text
 
 
+@pytest.mark.slow
 def test_config_json_alone_is_quoted_for_several_budgets_and_devices(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

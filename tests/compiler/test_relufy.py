@@ -190,9 +190,9 @@ ADAPTED = QUICK.model_copy(update={"relufy_rank": 4, "relufy_rate": 5e-3})
     ("kind", "activation", "rate"),
     [
         ("llama", "fatrelu", 5e-3),
-        ("phi3", "relu2", 5e-3),
+        pytest.param("phi3", "relu2", 5e-3, marks=pytest.mark.slow),
         ("opt", "relu", 5e-4),
-        ("gemma3_text", "relu", 5e-3),
+        pytest.param("gemma3_text", "relu", 5e-3, marks=pytest.mark.slow),
     ],
 )
 def test_adapters_learn_in_place_of_weights(kind: str, activation: str, rate: float, tmp_path: Path) -> None:

@@ -329,6 +329,7 @@ def test_the_original_takes_more_dram_than_the_artifact_of_its_bytes(build, tmp_
     assert whole.dram_bytes > weight_bytes(build.model, "int8_group32") + parts["KV cache"]
 
 
+@pytest.mark.slow
 def test_the_plans_are_a_table_where_there_are_several_and_each_says_why(build, usual, tmp_path):
     reasons = build.plans.choices[0].reasons
     assert reasons

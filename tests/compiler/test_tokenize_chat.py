@@ -11,7 +11,7 @@ import pytest
 from packaging.requirements import Requirement
 from transformers.utils import chat_template_utils
 
-from coldpress.compiler.stages.tokenize.rows import ChatTemplate, Messages, RowReader, read_template
+from coldpress.compiler.stages.tokenize.rows import ChatTemplate, Messages, TextRows, read_template
 from coldpress.compiler.stages.tokenize.text import read_corpus
 from coldpress.runtime.text import template as runtime_template
 from coldpress.schemas.corpus import SPLITS
@@ -65,7 +65,7 @@ def test_chats_of_a_corpus_in_all_spellings(tmp_path: Path) -> None:
     rows += [{"prompt": CHAT[:1], "completion": [{"role": "assistant", "content": page}]} for page in PAGES[30:]]
     template = ChatTemplate(checkpoint(tmp_path, TEMPLATE))
     path = write_rows(tmp_path / "a.jsonl", rows)
-    splits = read_corpus(str(path), 0, rows=RowReader(render=template.render)).splits
+    splits = read_corpus(str(path), 0, rows=TextRows(render=template.render)).splits
     texts = sorted(text for split in SPLITS for text in splits[split])
     assert texts == sorted(RENDERED.replace("Good day", page) for page in PAGES)
 
@@ -112,7 +112,7 @@ def test_a_chat_that_is_refused_is_named(tmp_path: Path) -> None:
     path = write_rows(tmp_path / "a.jsonl", [*({"text": page} for page in PAGES), {"messages": CHAT}])
     template = ChatTemplate(checkpoint(tmp_path, None))
     with pytest.raises(ColdpressError, match=r"^a\.jsonl:41: the record is a chat, and the checkpoint has no chat"):
-        read_corpus(str(path), 0, rows=RowReader(render=template.render))
+        read_corpus(str(path), 0, rows=TextRows(render=template.render))
     with pytest.raises(ColdpressError, match=r"^a\.jsonl:41: the record is a chat, and there is no template"):
         read_corpus(str(path), 0)
 

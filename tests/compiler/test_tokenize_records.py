@@ -15,7 +15,7 @@ import zstandard
 from coldpress.compiler.stages.tokenize import files
 from coldpress.compiler.stages.tokenize import text as _text
 from coldpress.compiler.stages.tokenize.files import parquet_records, read_text
-from coldpress.compiler.stages.tokenize.rows import RowReader
+from coldpress.compiler.stages.tokenize.rows import TextRows
 from coldpress.compiler.stages.tokenize.text import read_corpus
 from coldpress.schemas.corpus import SPLITS
 from coldpress.schemas.errors import ColdpressError
@@ -30,7 +30,7 @@ def jsonl(rows: list[Any]) -> bytes:
 
 def found(path: Path, fields: str = "") -> list[str]:
     """All documents of a corpus, sorted."""
-    splits = read_corpus(str(path), 0, rows=RowReader(tuple(filter(None, fields.split("+"))))).splits
+    splits = read_corpus(str(path), 0, rows=TextRows(tuple(filter(None, fields.split("+"))))).splits
     return sorted(text for split in SPLITS for text in splits[split])
 
 
@@ -62,13 +62,13 @@ def refusal(path: Path, fields: str = "") -> str:
     ],
 )
 def test_known_layouts(row: Any, text: str) -> None:
-    assert RowReader().text("a:1", row) == text
+    assert TextRows().text("a:1", row) == text
 
 
 def test_a_key_names_the_field_or_several() -> None:
     row = {"text": "not this", "body": "this", "abstract": "before"}
-    assert RowReader(("body",)).text("a:1", row) == "this"
-    assert RowReader(("abstract", "body")).text("a:1", row) == "before\n\nthis"
+    assert TextRows(("body",)).text("a:1", row) == "this"
+    assert TextRows(("abstract", "body")).text("a:1", row) == "before\n\nthis"
 
 
 def test_layouts_may_be_mixed_and_are_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -176,7 +176,7 @@ def test_of_parquet_only_the_columns_that_count_are_read(tmp_path: Path) -> None
 
     columns = {"image": [b"\x00"] * 40, "question": PAGES, "task": ["sums"] * 40, "answer": ["so"] * 40}
     parquet.write_table(pyarrow.table(columns), tmp_path / "a.parquet")
-    rows = list(parquet_records(tmp_path / "a.parquet", RowReader().columns))
+    rows = list(parquet_records(tmp_path / "a.parquet", TextRows().columns))
     assert rows[0] == ("a.parquet:1", {"question": PAGES[0], "task": "sums", "answer": "so"})
     assert [place for place, _ in rows] == [f"a.parquet:{number}" for number in range(1, 41)]
     assert "no field of the record is known to hold text, found 'image'" in refusal_of(tmp_path, ["image"])

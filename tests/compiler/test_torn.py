@@ -177,7 +177,7 @@ def loaded(path: Path) -> list[tuple[str, bytes]] | None:
     return [(f"{layer} {name}", array.tobytes()) for layer, found in arrays for name, array in sorted(found.items())]
 
 
-@pytest.mark.parametrize("present", [False, True])
+@pytest.mark.parametrize("present", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_torn_record_is_the_old_one_the_new_one_or_refused(jobs, monkeypatch, present):
     old, new = jobs
     root = new.output.parent

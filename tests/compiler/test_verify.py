@@ -186,6 +186,7 @@ def test_how_many_blocks_are_measured(test_tokens, num_parameters, expected):
     assert num_measured(VerifyConfig(test_tokens=test_tokens), 32, num_parameters) == expected
 
 
+@pytest.mark.slow
 def test_every_block_is_measured_with_its_own_figures(build):
     """Against the figures of one block at a time, and the standard error by the statistics module's deviation."""
     whole = run(VerifyConfig(), build.model, build.model, build.corpus, build.package())

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from coldpress.compiler.stages.place._program import (
-    Choice,
     Group,
     Problem,
+    UnitChoice,
     bytes_of,
     is_pinned,
     make_group,
@@ -39,7 +39,7 @@ def batches_of(group: Group) -> list[tuple[int, int]]:
     return [*full, *([(group.rest_units, group.rest_value)] if group.rest_units else [])]
 
 
-def is_feasible(problem: Problem, choices: tuple[Choice, ...]) -> bool:
+def is_feasible(problem: Problem, choices: tuple[UnitChoice, ...]) -> bool:
     """Eqs. 6 and 7, from single units."""
     used = 0
     for group, choice in zip(problem.groups, choices, strict=True):

@@ -28,6 +28,7 @@ def test_random_requests_get_what_the_description_says(small, tmp_path):
     assert found.num_requests > 80
 
 
+@pytest.mark.slow
 def test_a_server_that_does_not_keep_to_it_is_found(small, tmp_path, monkeypatch):
     async def other(request, served):
         return JSONResponse({"error": "no message"}, status_code=418)

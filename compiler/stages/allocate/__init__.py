@@ -28,7 +28,7 @@ from coldpress.compiler.kept_codes import keeping, own_layers
 from coldpress.compiler.quality.needs import needs_of_passes
 from coldpress.compiler.search.budgets import BudgetChoice, choices
 from coldpress.compiler.search.density import ALLOCATION_TOKENS, UNIFORM, AllocationInputs
-from coldpress.compiler.search.drafts import Drafts, without
+from coldpress.compiler.search.drafts import DraftSavings, without
 from coldpress.compiler.search.dram_shares import (
     asked_budgets_of,
     divided,
@@ -131,7 +131,7 @@ def _with_draft(config: AllocateConfig, inputs: AllocationInputs, formats: Forma
     if inputs.drafter is None:
         return config
     named, plain = config.draft, of(without(config.draft))
-    found = Drafts(named, inputs).of(plain, Replays(inputs).of(plain).token_s, lambda: of(MODEL))
+    found = DraftSavings(named, inputs).of(plain, Replays(inputs).of(plain).token_s, lambda: of(MODEL))
     return config.model_copy(update={"draft": MODEL if found else without(named)})
 
 

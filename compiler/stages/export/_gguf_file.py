@@ -17,7 +17,7 @@ from typing import Any
 import gguf
 import numpy as np
 
-from coldpress.compiler.llama_cpp.architectures import Architecture
+from coldpress.compiler.llama_cpp.architectures import LlamaCppArchitecture
 from coldpress.compiler.llama_cpp.formats import formats, type_of
 from coldpress.compiler.llama_cpp.splits import LLAMA3, QWEN2, SPLITS
 from coldpress.compiler.stages.export import _llama_cpp
@@ -109,7 +109,9 @@ def write(model: StoredModel, options: Options, path: Path) -> list[str]:
     return rounded
 
 
-def _planned(model: StoredModel, architecture: Architecture, roles: tuple[str, ...], options: Options) -> Planned:
+def _planned(
+    model: StoredModel, architecture: LlamaCppArchitecture, roles: tuple[str, ...], options: Options
+) -> Planned:
     stored = model.tensors[roles[0]]
     heads = architecture.rotated_heads(model.spec, roles[0])
     name, kind = _llama_cpp.tensor_name(architecture, roles[0]), _type_of(stored, options)

@@ -24,7 +24,7 @@ from coldpress.compiler.llama_cpp.architectures import (
     LITE_MODEL,
     REFUSED,
     TENSOR,
-    Architecture,
+    LlamaCppArchitecture,
 )
 from coldpress.compiler.stages.export._stored import StoredModel
 from coldpress.runtime.decoder.attention import LATENT_EPS
@@ -44,7 +44,7 @@ FAST, SLOW = 32, 1
 """Turns of the frequencies over the original context between which YaRN mixes; some architectures read no others."""
 
 
-def architecture_of(spec: ModelSpec) -> Architecture:
+def architecture_of(spec: ModelSpec) -> LlamaCppArchitecture:
     """Returns llama.cpp's architecture that computes the same as the model.
 
     Raises:
@@ -90,7 +90,7 @@ def architecture_of(spec: ModelSpec) -> Architecture:
     return found
 
 
-def check_biases(model: StoredModel, architecture: Architecture) -> None:
+def check_biases(model: StoredModel, architecture: LlamaCppArchitecture) -> None:
     """Refuses a model without a bias that llama.cpp wants.
 
     Raises:
@@ -104,7 +104,7 @@ def check_biases(model: StoredModel, architecture: Architecture) -> None:
             )
 
 
-def _check_extensions(found: Architecture, spec: ModelSpec) -> None:
+def _check_extensions(found: LlamaCppArchitecture, spec: ModelSpec) -> None:
     """Refuses arithmetic that the architecture lacks, or has for other values; the error names the model's field."""
     lacking = sorted({name.removeprefix("model.") for name in features_of_model(spec)} - found.extensions)
     lacking += [f"residual {spec.residual}"] * (spec.residual not in found.residuals)
@@ -122,12 +122,12 @@ def _check_extensions(found: Architecture, spec: ModelSpec) -> None:
         )
 
 
-def _gemma_scale(found: Architecture, spec: ModelSpec) -> float:
+def _gemma_scale(found: LlamaCppArchitecture, spec: ModelSpec) -> float:
     is_largest = spec.num_hidden_layers == LARGEST_GEMMA[found.name]
     return (spec.hidden_size // spec.num_attention_heads if is_largest else spec.head_dim) ** -0.5
 
 
-def _rotations(found: Architecture, spec: ModelSpec) -> tuple[str, ...]:
+def _rotations(found: LlamaCppArchitecture, spec: ModelSpec) -> tuple[str, ...]:
     """Returns how the layers rotate in llama.cpp: SmolLM3's every fourth not at all, Gemma's by their windows."""
     layers = range(spec.num_hidden_layers)
     if found.windows:
@@ -135,7 +135,7 @@ def _rotations(found: Architecture, spec: ModelSpec) -> tuple[str, ...]:
     return tuple("main" if (layer + 1) % 4 else "none" for layer in layers)
 
 
-def _window_pattern(found: Architecture, spec: ModelSpec) -> int | None:
+def _window_pattern(found: LlamaCppArchitecture, spec: ModelSpec) -> int | None:
     """Returns every how many layers the window is left out; 1 for a model without windows, None if no number fits."""
     has_window = [spec.window_of(layer) is not None for layer in range(spec.num_hidden_layers)]
     if not any(has_window):
@@ -145,7 +145,7 @@ def _window_pattern(found: Architecture, spec: ModelSpec) -> int | None:
     return next(fits, None)
 
 
-def _check_experts(spec: ModelSpec, found: Architecture) -> None:
+def _check_experts(spec: ModelSpec, found: LlamaCppArchitecture) -> None:
     if router_class(spec).GGUF is None:
         raise ColdpressError(f"llama.cpp has no router '{spec.router_scores}'; the model cannot be exported")
     if found.normed is not None and spec.router_normed != found.normed:
@@ -167,7 +167,7 @@ def _check_experts(spec: ModelSpec, found: Architecture) -> None:
         )
 
 
-def _check_latents(spec: ModelSpec, found: Architecture) -> None:
+def _check_latents(spec: ModelSpec, found: LlamaCppArchitecture) -> None:
     if not math.isclose(spec.norm_eps, LATENT_EPS):
         raise ColdpressError(
             f"llama.cpp's architecture '{found.name}' has one epsilon for all norms, and this model has {LATENT_EPS:g} "
@@ -181,7 +181,7 @@ def _check_latents(spec: ModelSpec, found: Architecture) -> None:
         )
 
 
-def roles(model: StoredModel, architecture: Architecture) -> list[tuple[str, ...]]:
+def roles(model: StoredModel, architecture: LlamaCppArchitecture) -> list[tuple[str, ...]]:
     """Lists the roles of each tensor (one, those of all experts, or those whose rows it joins) in the file's order:
     outside the layers, then by layer."""
     joined = {member: (name, at) for name, members in architecture.fused.items() for at, member in enumerate(members)}
@@ -199,7 +199,7 @@ def _without_expert(module: list[str]) -> list[str]:
     return module[2:] if module[0] == "experts" else module
 
 
-def tensor_name(architecture: Architecture, role: str) -> str:
+def tensor_name(architecture: LlamaCppArchitecture, role: str) -> str:
     """Returns llama.cpp's name of a role's tensor; all experts share one tensor.
 
     Raises:
@@ -261,7 +261,7 @@ def _add_latents(writer: gguf.GGUFWriter, spec: ModelSpec) -> None:
     writer.add_q_lora_rank(spec.q_lora_rank)
 
 
-def _add_rotation(writer: gguf.GGUFWriter, model: StoredModel, architecture: Architecture) -> None:
+def _add_rotation(writer: gguf.GGUFWriter, model: StoredModel, architecture: LlamaCppArchitecture) -> None:
     spec, found = model.spec, frequencies(model)
     writer.add_rope_dimension_count(spec.rotary_dim)
     base, scale = base_and_scale(found)
@@ -303,7 +303,7 @@ def _add_score_factors(writer: gguf.GGUFWriter, spec: ModelSpec, factor: float, 
     writer.add_rope_scaling_attn_factors(spec.rotary_scaling / (unit if mixed and is_one else 1))
 
 
-def _add_experts(writer: gguf.GGUFWriter, spec: ModelSpec, architecture: Architecture) -> None:
+def _add_experts(writer: gguf.GGUFWriter, spec: ModelSpec, architecture: LlamaCppArchitecture) -> None:
     writer.add_expert_count(spec.num_experts)
     writer.add_expert_used_count(spec.num_experts_per_tok)
     if architecture.name != "llama":
@@ -322,7 +322,7 @@ def _add_experts(writer: gguf.GGUFWriter, spec: ModelSpec, architecture: Archite
         writer.add_expert_group_used_count(spec.num_expert_groups_per_tok)
 
 
-def _add_extensions(writer: gguf.GGUFWriter, model: StoredModel, architecture: Architecture) -> None:
+def _add_extensions(writer: gguf.GGUFWriter, model: StoredModel, architecture: LlamaCppArchitecture) -> None:
     spec = model.spec
     if architecture.name in ("granite", "granitemoe"):
         writer.add_embedding_scale(spec.embedding_multiplier)

@@ -45,9 +45,9 @@ from coldpress.compiler.io import Workspace
 from coldpress.compiler.seconds import Reading
 from coldpress.compiler.shared_settings import PinnedShareSetting
 from coldpress.compiler.stages.place._program import (
-    Choice,
     Group,
     Problem,
+    UnitChoice,
     bytes_of,
     is_pinned,
     make_group,
@@ -169,12 +169,12 @@ def counts_of(spec: ModelSpec, activations: Activations, sparsity: Sparsity, num
     return found
 
 
-def _arrays(pairs: list[tuple[Group, Choice]]) -> dict[str, np.ndarray]:
+def _arrays(pairs: list[tuple[Group, UnitChoice]]) -> dict[str, np.ndarray]:
     places = {f"{group.layer}.{group.family}": (~is_pinned(group, choice)).astype(np.int8) for group, choice in pairs}
     return places | {f"rank.{group.layer}.{group.family}": rank_of(group, choice) for group, choice in pairs}
 
 
-def _choices(problem: Problem, whole: bool, ahead: bool) -> tuple[Sequence[Choice], float]:
+def _choices(problem: Problem, whole: bool, ahead: bool) -> tuple[Sequence[UnitChoice], float]:
     """Returns what is pinned of each group, and the proven gap; `ahead`: the next layer's units are read ahead."""
     if whole:
         return evenly(problem) if ahead else whole_layers(problem), 0.0
@@ -235,7 +235,7 @@ def _experts_are_whole(spec: ModelSpec, sparsity: Sparsity) -> bool:
     return spec.is_mixture and all(density == used for used, per_layer in shares for density in per_layer)
 
 
-def _layer_placement(group: Group, choice: Choice) -> LayerPlacement:
+def _layer_placement(group: Group, choice: UnitChoice) -> LayerPlacement:
     pinned = units_of(group, choice)
     return LayerPlacement(layer=group.layer, family=group.family, num_pinned=pinned, min_pinned=group.min_units)
 
@@ -246,7 +246,11 @@ def choose_share(tried: Sequence[PinnedShare]) -> float:
 
 
 def replay(
-    problem: Problem, choices: Sequence[Choice], sparsity: Sparsity, device: DeviceProfile, traces: tuple[Trace, ...]
+    problem: Problem,
+    choices: Sequence[UnitChoice],
+    sparsity: Sparsity,
+    device: DeviceProfile,
+    traces: tuple[Trace, ...],
 ) -> float:
     """Returns modelled flash seconds of a token over all layers, scaled up from the layers that have traces."""
     pinned = [np.flatnonzero(is_pinned(*pair)) for pair in zip(problem.groups, choices, strict=True)]
@@ -269,7 +273,11 @@ def replay(
 
 
 def whole_layers_seconds(
-    problem: Problem, choices: Sequence[Choice], sparsity: Sparsity, device: DeviceProfile, traces: tuple[Trace, ...]
+    problem: Problem,
+    choices: Sequence[UnitChoice],
+    sparsity: Sparsity,
+    device: DeviceProfile,
+    traces: tuple[Trace, ...],
 ) -> float:
     """Returns modelled flash seconds of a token if some layers are pinned whole and the others are not cached. An upper
     bound: all units of a partly pinned layer count as read."""
@@ -308,18 +316,18 @@ def _flash_seconds(cache: CachePolicy, reading: Reading, trace: Trace) -> float:
     return seconds
 
 
-def whole_layers(problem: Problem) -> tuple[Choice, ...]:
+def whole_layers(problem: Problem) -> tuple[UnitChoice, ...]:
     """Pins groups from the first on; a group takes as many batches as fit, and none if that is below C_l (Eq. 7)."""
     room, choices = problem.dram_bytes, []
     for group in problem.groups:
         choice = _fitting(group, room)
-        choice = choice if units_of(group, choice) >= group.min_units else Choice(0, False)
+        choice = choice if units_of(group, choice) >= group.min_units else UnitChoice(0, False)
         room -= units_of(group, choice) * group.unit_bytes
         choices.append(choice)
     return tuple(choices)
 
 
-def evenly(problem: Problem) -> tuple[Choice, ...]:
+def evenly(problem: Problem) -> tuple[UnitChoice, ...]:
     """Pins as many units in each group, with an equal share of the DRAM for each."""
     count, used, choices = len(problem.groups), 0, []
     for number, group in enumerate(problem.groups, 1):
@@ -328,8 +336,8 @@ def evenly(problem: Problem) -> tuple[Choice, ...]:
     return tuple(choices)
 
 
-def _fitting(group: Group, room_bytes: int) -> Choice:
+def _fitting(group: Group, room_bytes: int) -> UnitChoice:
     """Takes as many batches as fit, and the remainder if the whole group does."""
     batches = min(group.num_batches, room_bytes // group.batch_bytes)
     whole = group.units.size * group.unit_bytes <= room_bytes
-    return Choice(batches, whole and group.rest_units > 0)
+    return UnitChoice(batches, whole and group.rest_units > 0)

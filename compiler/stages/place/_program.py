@@ -90,7 +90,7 @@ class Group:
         return max(0, -(-lacking // self.batch_units))
 
 
-class Choice(NamedTuple):
+class UnitChoice(NamedTuple):
     """A group's pinned full batches, and whether its remainder is pinned."""
 
     batches: int
@@ -136,20 +136,20 @@ def least_units(fast_s: float, slow_s: float, sync_s: float) -> int:
     return math.ceil(sync_s / (slow_s - fast_s))
 
 
-def units_of(group: Group, choice: Choice) -> int:
+def units_of(group: Group, choice: UnitChoice) -> int:
     return choice.batches * group.batch_units + choice.has_rest * group.rest_units
 
 
-def bytes_of(group: Group, choice: Choice) -> int:
+def bytes_of(group: Group, choice: UnitChoice) -> int:
     return units_of(group, choice) * group.unit_bytes
 
 
-def value_of(group: Group, choice: Choice) -> int:
+def value_of(group: Group, choice: UnitChoice) -> int:
     """Returns the group's part of the objective (Eq. 2)."""
     return int(group.values[choice.batches]) + choice.has_rest * group.rest_value
 
 
-def is_pinned(group: Group, choice: Choice) -> np.ndarray:
+def is_pinned(group: Group, choice: UnitChoice) -> np.ndarray:
     """Returns bool [num_units] by unit id."""
     pinned = np.zeros(group.units.size, bool)
     pinned[group.units[: choice.batches * group.batch_units]] = True
@@ -157,23 +157,23 @@ def is_pinned(group: Group, choice: Choice) -> np.ndarray:
     return pinned
 
 
-def rank_of(group: Group, choice: Choice) -> np.ndarray:
+def rank_of(group: Group, choice: UnitChoice) -> np.ndarray:
     """Returns int32 [num_units]: unit ids by claim to DRAM: pinned ones first, then falling impact, then id."""
     return group.units[np.argsort(~is_pinned(group, choice)[group.units], kind="stable")].astype(np.int32)
 
 
-def without_idle(group: Group, choice: Choice) -> Choice:
+def without_idle(group: Group, choice: UnitChoice) -> UnitChoice:
     """Unpins units that never fire, unless the group would then fall below C_l."""
     busy = min(int((np.diff(group.values) > 0).sum()), choice.batches)
     has_rest = choice.has_rest and group.rest_value > 0
     if not busy and not has_rest:
-        return Choice(0, False)
+        return UnitChoice(0, False)
     if choice.has_rest and choice.batches < group.least_batches(with_rest=False):
         has_rest = True
-    return Choice(max(busy, min(choice.batches, group.least_batches(has_rest))), has_rest)
+    return UnitChoice(max(busy, min(choice.batches, group.least_batches(has_rest))), has_rest)
 
 
-class Span(NamedTuple):
+class Interval(NamedTuple):
     """A group's counts of pinned batches that are still open: 0 if `may_be_zero`, and `low` to `high` (0: no other)."""
 
     may_be_zero: bool
@@ -181,8 +181,8 @@ class Span(NamedTuple):
     high: int
 
 
-class Answer(NamedTuple):
-    choices: tuple[Choice, ...]
+class Solved(NamedTuple):
+    choices: tuple[UnitChoice, ...]
     bound: float
     """No answer within the spans is worth more."""
 
@@ -200,7 +200,7 @@ class _Pinned(NamedTuple):
     impact: list[tuple["pulp.LpVariable", int]]
 
 
-def solve(problem: Problem, spans: tuple[Span, ...], tangents: Sequence[set[int]], gap: float) -> Answer | None:
+def solve(problem: Problem, spans: tuple[Interval, ...], tangents: Sequence[set[int]], gap: float) -> Solved | None:
     """Solves Eqs. 2 to 8 with HiGHS on one thread; None if the spans hold no solution.
 
     The search ends at the relative `gap`, never at a time limit, so the same program always has the same answer.
@@ -232,9 +232,9 @@ def solve(problem: Problem, spans: tuple[Span, ...], tangents: Sequence[set[int]
         return None
     if program.sol_status not in (pulp.LpSolutionOptimal, pulp.LpSolutionIntegerFeasible):
         raise ColdpressError(f"HiGHS found no placement (status {pulp.LpStatus[program.status]}); report this as a bug")
-    choices = tuple(Choice(_whole(found.batches), bool(_whole(found.rest))) for found in pinned)
+    choices = tuple(UnitChoice(_whole(found.batches), bool(_whole(found.rest))) for found in pinned)
     highs: Any = program.solverModel
-    return Answer(choices, -highs.getInfo().mip_dual_bound * scale)
+    return Solved(choices, -highs.getInfo().mip_dual_bound * scale)
 
 
 def _whole(found: Any) -> int:
@@ -243,7 +243,7 @@ def _whole(found: Any) -> int:
     return round(pulp.value(found) or 0)
 
 
-def _add_group(program: Any, column: Column, group: Group, span: Span, tangents: set[int]) -> _Pinned:
+def _add_group(program: Any, column: Column, group: Group, span: Interval, tangents: set[int]) -> _Pinned:
     """Adds a group's columns, and Eqs. 7 and 8; their large K is the number of batches, the smallest that is valid."""
     y = column(int(span.high > 0 or (group.rest_units > 0 and group.can_pin)), int(not span.may_be_zero))
     switch = column(int(span.high > 0), int(not span.may_be_zero))  # whether any full batch is pinned
@@ -263,7 +263,7 @@ def _add_group(program: Any, column: Column, group: Group, span: Span, tangents:
 
 
 def _add_batches(
-    program: Any, column: Column, group: Group, span: Span, switch: Any, tangents: set[int]
+    program: Any, column: Column, group: Group, span: Interval, switch: Any, tangents: set[int]
 ) -> tuple[Any, list[tuple[Any, int]]]:
     """Counts pinned batches, `span.low` if the switch is on and steps by falling impact; returns their impact, too."""
     import pulp
@@ -281,12 +281,12 @@ def _add_batches(
     return pulp.LpAffineExpression(terms), impact
 
 
-def first_tangents(groups: Sequence[Group], spans: Sequence[Span], error: float) -> tuple[set[int], ...]:
+def first_tangents(groups: Sequence[Group], spans: Sequence[Interval], error: float) -> tuple[set[int], ...]:
     """Picks the steps of each group (1: from no batch to one) whose tangents are nowhere more than `error` too high."""
     return tuple(_tangents_within(group.values, span, error) for group, span in zip(groups, spans, strict=True))
 
 
-def _tangents_within(values: np.ndarray, span: Span, error: float) -> set[int]:
+def _tangents_within(values: np.ndarray, span: Interval, error: float) -> set[int]:
     if span.high <= span.low:
         return {max(1, span.low)}
     steps = {span.low + 1, span.high}
@@ -298,7 +298,7 @@ def _tangents_within(values: np.ndarray, span: Span, error: float) -> set[int]:
     return steps
 
 
-def envelope_of(values: np.ndarray, span: Span, steps: Sequence[int]) -> np.ndarray:
+def envelope_of(values: np.ndarray, span: Interval, steps: Sequence[int]) -> np.ndarray:
     """Returns int64 [high - low + 1]: the least of the tangents at `steps` for each open count of batches."""
     ends = np.array(steps)[:, None]
     slopes = values[ends] - values[ends - 1]
@@ -308,7 +308,7 @@ def envelope_of(values: np.ndarray, span: Span, steps: Sequence[int]) -> np.ndar
 class Solution(NamedTuple):
     """A placement, its value, and the proven relative distance of that value to the optimum."""
 
-    choices: tuple[Choice, ...]
+    choices: tuple[UnitChoice, ...]
     value: int
     gap: float
 
@@ -317,7 +317,7 @@ def search(problem: Problem, gap: float) -> Solution:
     """Finds a placement within the relative `gap` of the optimum."""
     bound = lowest_bound(problem)
     if bound.value <= 0:
-        return Solution((Choice(0, False),) * len(problem.groups), 0, 0.0)
+        return Solution((UnitChoice(0, False),) * len(problem.groups), 0, 0.0)
     slack, best = FIRST_SLACK * (1 + bound.value), None
     while True:
         found = _best_of(problem, open_spans(problem, bound, slack), gap, bound.value)
@@ -335,13 +335,13 @@ def search(problem: Problem, gap: float) -> Solution:
 
 
 class _Best(NamedTuple):
-    choices: tuple[Choice, ...]
+    choices: tuple[UnitChoice, ...]
     value: int
     bound: float
     """No solution within the spans is worth more."""
 
 
-def _best_of(problem: Problem, spans: tuple[Span, ...], gap: float, scale: float) -> _Best | None:
+def _best_of(problem: Problem, spans: tuple[Interval, ...], gap: float, scale: float) -> _Best | None:
     """Finds the best placement within `spans`; adds tangents around the answers until the envelopes are exact there."""
     tangents = first_tangents(problem.groups, spans, max(gap, ENVELOPE_GAP) * scale / len(spans))
     best: _Best | None = None
@@ -358,7 +358,7 @@ def _best_of(problem: Problem, spans: tuple[Span, ...], gap: float, scale: float
             return best
 
 
-def _refine(tangents: Sequence[set[int]], spans: Sequence[Span], choices: Sequence[Choice]) -> bool:
+def _refine(tangents: Sequence[set[int]], spans: Sequence[Interval], choices: Sequence[UnitChoice]) -> bool:
     """Adds the tangents beside the chosen counts; returns whether there were any to add."""
     added = False
     for steps, span, (count, _) in zip(tangents, spans, choices, strict=True):
@@ -425,13 +425,13 @@ def _best_at(group: Group, price: float) -> tuple[float, int]:
     return float(worth[batches]) + max(0.0, rest), batches * group.batch_bytes + has_rest * group.rest_bytes
 
 
-def open_spans(problem: Problem, bound: Bound, slack: float) -> tuple[Span, ...]:
+def open_spans(problem: Problem, bound: Bound, slack: float) -> tuple[Interval, ...]:
     """Returns per group all counts of solutions that are worth at least `bound.value - slack`."""
     slack += MARGIN * (1 + bound.value)
-    spans: list[Span] = []
+    spans: list[Interval] = []
     for group in problem.groups:
         worth = _worth(group, bound.price)
         counts = np.flatnonzero(worth >= max(float(worth.max()) - slack, -MAX_FLOAT))
         some = counts[counts > 0]
-        spans.append(Span(bool(counts[0] == 0), *((int(some[0]), int(some[-1])) if some.size else (0, 0))))
+        spans.append(Interval(bool(counts[0] == 0), *((int(some[0]), int(some[-1])) if some.size else (0, 0))))
     return tuple(spans)

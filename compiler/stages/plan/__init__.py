@@ -21,7 +21,7 @@ from coldpress.compiler.stages.plan import drafting, preloading
 from coldpress.compiler.stages.plan._search import Found, Given, PlanInputs, gap_costs, replays, search
 from coldpress.compiler.stages.plan._slot_shares import (
     Division,
-    Settings,
+    SlotSettings,
     fixed_bytes,
     pinned_units,
     spared_bytes,
@@ -145,7 +145,7 @@ def _settled(
     drafter: Drafter | None,
 ) -> tuple[Plan, PlanChoice]:
     sparsity = division.sparsity
-    start = Settings(
+    start = SlotSettings(
         cache=sparsity.cache,
         cache_options=sparsity.cache_options,
         gap_bytes=collapse_gap_bytes(order, division.device.flash),
@@ -222,7 +222,7 @@ def _no_hits(plan: Plan, division: Division) -> str:
     )
 
 
-def _ahead(config: PlanConfig, division: Division, known: PlanInputs, settings: Settings) -> Ahead:
+def _ahead(config: PlanConfig, division: Division, known: PlanInputs, settings: SlotSettings) -> Ahead:
     """Returns the preload buffer, taken from DRAM that pinned units leave, and the share of a guess that is read."""
     if division.buffers.preload:  # every token uses every unit, so that nothing is guessed
         return Ahead(division.buffers.preload, 1.0)

@@ -19,7 +19,7 @@ from coldpress.compiler.activity.held_out import Context, Trace, Window, split_t
 from coldpress.compiler.candidates import AUTO, caches_for, own_cache_options
 from coldpress.compiler.cost_model import PEAK_READ_BYTES
 from coldpress.compiler.seconds import FILLING, WORTH, Key, Setting, filling_requests
-from coldpress.compiler.stages.plan._slot_shares import Division, Settings
+from coldpress.compiler.stages.plan._slot_shares import Division, SlotSettings
 from coldpress.runtime.cache import CachePolicy, show_choice
 from coldpress.runtime.extents import span_bytes
 from coldpress.runtime.plugins import load_class
@@ -43,7 +43,7 @@ NEARLY = 1.1
 """The smallest, a middle and the largest of the gaps are tried that cost at most this times the least in `order`."""
 SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
 """Pinned shares that are tried beside the units that `place` pins."""
-Change = tuple[str, Settings]
+Change = tuple[str, SlotSettings]
 """A change in words, and the settings with it."""
 WARM_TOKENS = 32
 """Tokens before each window that are not counted: fewer than `place` has, since caches are full before them."""
@@ -165,7 +165,7 @@ def replays(known: PlanInputs, sparsity: Sparsity) -> tuple[Replay, Replay]:
 
 @dataclass
 class Found:
-    settings: Settings
+    settings: SlotSettings
     measured: MeasuredPlan | None = None
     default_s: float | None = None
     tried: list[TriedSetting] = field(default_factory=list)
@@ -181,13 +181,13 @@ class Given:
 
 
 def search(
-    division: Division, start: Settings, given: Given, order: Sequence[Order], replays: tuple[Replay, Replay]
+    division: Division, start: SlotSettings, given: Given, order: Sequence[Order], replays: tuple[Replay, Replay]
 ) -> Found:
     """Changes nothing that is `given`; chooses on the first tokens of `replays`, and confirms on the second ones."""
     choosing, confirming = replays
     measured = choosing.measure(division.plan(start))
     found = Found(start, measured, measured.token_s)
-    steps: tuple[tuple[str, Callable[[Settings], Iterable[Change]]], ...] = (
+    steps: tuple[tuple[str, Callable[[SlotSettings], Iterable[Change]]], ...] = (
         ("cache", lambda now: _caches(now, given)),
         ("gap", lambda now: _gaps(now, order)),
         ("pinned units", lambda now: _shares(now, given)),
@@ -210,7 +210,7 @@ def _step(
     """Tries changes to one setting, and keeps the best of them if it takes less than a share `worth` of the time."""
     now_plan, now = division.plan(found.settings), found.measured
     assert now is not None
-    plans: dict[str, tuple[Settings, Plan]] = {}
+    plans: dict[str, tuple[SlotSettings, Plan]] = {}
     for words, settings in changes:
         plan = division.plan(settings)
         if division.unpinned_bytes(settings) >= 0 and plan != now_plan:
@@ -233,7 +233,7 @@ def _step(
         found.reasons.append(f"{name} as by default: {others}, {best}, takes {figures}")
 
 
-def _confirm(found: Found, start: Settings, division: Division, other: Replay, same: Replay) -> None:
+def _confirm(found: Found, start: SlotSettings, division: Division, other: Replay, same: Replay) -> None:
     """Takes all changes back if they are not faster on other tokens than they were chosen on."""
     if found.settings == start:
         return
@@ -247,14 +247,14 @@ def _confirm(found: Found, start: Settings, division: Division, other: Replay, s
     found.tried = [entry.model_copy(update={"kept": False}) for entry in found.tried]
 
 
-def _caches(now: Settings, given: Given) -> Iterable[Change]:
+def _caches(now: SlotSettings, given: Given) -> Iterable[Change]:
     if given.cache == AUTO:
         for name in filter(_admits, caches_for(AUTO)):
             options = own_cache_options(name, given.cache_options)
             yield f"cache {show_choice(name, options)}", replace(now, cache=name, cache_options=options)
 
 
-def _gaps(now: Settings, order: Sequence[Order]) -> Iterable[Change]:
+def _gaps(now: SlotSettings, order: Sequence[Order]) -> Iterable[Change]:
     costs = gap_costs(order)
     least = min(costs.values(), default=0.0)
     near = sorted(gap for gap, cost in costs.items() if cost <= NEARLY * least)
@@ -262,13 +262,13 @@ def _gaps(now: Settings, order: Sequence[Order]) -> Iterable[Change]:
         yield f"gap of {gap_bytes} bytes", replace(now, gap_bytes=gap_bytes)
 
 
-def _shares(now: Settings, given: Given) -> Iterable[Change]:
+def _shares(now: SlotSettings, given: Given) -> Iterable[Change]:
     if given.pinned_share is None and _admits(now.cache):
         for share in SHARES:
             yield f"{share:.0%} of the units' DRAM pinned in every part", replace(now, pinned_share=share)
 
 
-def _buffers(now: Settings, division: Division) -> Iterable[Change]:
+def _buffers(now: SlotSettings, division: Division) -> Iterable[Change]:
     page_bytes = division.device.flash.page_bytes.value
     least = max(span_bytes(section.unit_bytes, page_bytes) for section in division.sections)
     for size in (now.read_buffer_bytes // 2 // page_bytes * page_bytes, *(n * now.read_buffer_bytes for n in (2, 4))):
@@ -276,7 +276,7 @@ def _buffers(now: Settings, division: Division) -> Iterable[Change]:
             yield f"read buffer of {size} bytes", replace(now, read_buffer_bytes=size)
 
 
-def _largest_buffer(now: Settings, given: Given, division: Division) -> Iterable[Change]:
+def _largest_buffer(now: SlotSettings, given: Given, division: Division) -> Iterable[Change]:
     """Offers a buffer that holds a whole request: with little DRAM it may be worth more than slots and bookkeeping."""
     page_bytes = division.device.flash.page_bytes.value
     changes = [("", now), *((f"{words} and ", settings) for words, settings in _caches(now, given))]

@@ -29,7 +29,7 @@ from coldpress.schemas.sparsity import Sparsity
 
 
 @dataclass(frozen=True)
-class Settings:
+class SlotSettings:
     cache: str
     gap_bytes: int
     read_buffer_bytes: int
@@ -137,12 +137,12 @@ class Division:
             remedy = "use a shorter context_length or raise dram_budget"
             raise held.over(self.budget_bytes, remedy, pinned_bytes=self.pinned_bytes)
 
-    def unpinned_bytes(self, settings: Settings) -> int:
+    def unpinned_bytes(self, settings: SlotSettings) -> int:
         """Returns the DRAM for units and for reading ahead, without pinned units and the read buffer."""
         held = sum(claim.num_pinned * claim.unit_bytes for claim in self._claims(settings))
         return self.free_bytes_with(settings.cache) - settings.read_buffer_bytes - held
 
-    def plan(self, settings: Settings) -> Plan:
+    def plan(self, settings: SlotSettings) -> Plan:
         claims = self._claims(settings)
         reading_bytes = settings.read_buffer_bytes + settings.ahead.buffer_bytes
         slots = cache_slots(settings.cache, claims, self.free_bytes_with(settings.cache), reading_bytes)
@@ -175,7 +175,7 @@ class Division:
             ),
         )
 
-    def _claims(self, settings: Settings) -> list[Claim]:
+    def _claims(self, settings: SlotSettings) -> list[Claim]:
         claims = [
             Claim(self.sparsity.density(family, layer), section.num_units, section.unit_bytes, 0)
             for (layer, family), section in self.of_part.items()

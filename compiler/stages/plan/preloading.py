@@ -19,7 +19,7 @@ from coldpress.compiler import seconds
 from coldpress.compiler.activity.held_out import Window
 from coldpress.compiler.seconds import WORTH, Key, Setting
 from coldpress.compiler.stages.plan._search import FILLING, PlanInputs, filling
-from coldpress.runtime.store.ahead_room import NOTHING, Ahead, Reading, buffer_bytes, guessed_families, scattered
+from coldpress.runtime.store.ahead_room import NOTHING, Ahead, AheadReading, buffer_bytes, guessed_families, scattered
 from coldpress.runtime.store.resident import seconds_before
 from coldpress.runtime.trace import END, FETCH, NO_IDS, PRELOAD, Event
 from coldpress.schemas.families import FAMILIES, num_units
@@ -87,7 +87,7 @@ def fitting(run: PreloadInputs, guess: float) -> Ahead:
     setting = run.setting(NOTHING)
     device = run.known.device
     idle_s = max(seconds_before(setting.manifest, setting.plan).values(), default=0.0)
-    reading = Reading(run.sections, setting.plan.parts, device.flash, setting.plan.collapse_gap_bytes)
+    reading = AheadReading(run.sections, setting.plan.parts, device.flash, setting.plan.collapse_gap_bytes)
     found = buffer_bytes(reading, idle_s, guess, run.free_bytes)
     return Ahead(found, guess) if found else NOTHING
 

@@ -39,7 +39,7 @@ from coldpress.schemas.sparsity import Sparsity
 if TYPE_CHECKING:
     import torch
 
-    from coldpress.compiler.activity.predictor_network import Weights
+    from coldpress.compiler.activity.predictor_network import NetworkWeights
     from coldpress.compiler.needs import Build
 
 LOG = logging.getLogger(__name__)
@@ -218,7 +218,7 @@ class Trainer:
         parts = [torch.from_numpy(matrix).float() for matrix in read]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
-    def _train(self, rank: int) -> "Weights":
+    def _train(self, rank: int) -> "NetworkWeights":
         # a power of two, shared by several ranks: all directions take minutes at a hidden size of 4096
         directions = self._directions(max(LEAST_DIRECTIONS, 1 << (rank - 1).bit_length()))
         return self._training.train(
@@ -238,7 +238,7 @@ class Trainer:
             self._found = count, self._training.main_directions(self.fitted, self._gate, count)
         return self._found[1]
 
-    def _points(self, weights: "Weights") -> tuple[tuple[Point, ...], bool]:
+    def _points(self, weights: "NetworkWeights") -> tuple[tuple[Point, ...], bool]:
         """Returns thresholds and their quality; the first has the target recall, or less if that predicts too much."""
         found = self._training.choose_threshold(weights, self.chosen_by, TARGET_RECALL)
         density = self.chosen_by.density

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from coldpress.compiler.activity.predictor_network import Weights, rows_of, scores
+from coldpress.compiler.activity.predictor_network import NetworkWeights, rows_of, scores
 from coldpress.schemas.families import FormatName
 
 EVALUATIONS = 6
@@ -45,13 +45,13 @@ class Examples:
         """Returns the share of all units that are active."""
         return _share(self.active) * self.used_share
 
-    def scores(self, weights: Weights) -> torch.Tensor:
+    def scores(self, weights: NetworkWeights) -> torch.Tensor:
         """Returns the scores of the units that `active` covers, float32 of the same shape."""
         return scores(weights, self.inputs, self.experts)
 
 
 @dataclass(frozen=True)
-class Quality:
+class PredictorQuality:
     """A threshold's quality on some tokens; densities are shares of all units."""
 
     recall: float
@@ -133,13 +133,13 @@ def _leading_basis(gate: torch.Tensor, root: torch.Tensor, count: int) -> torch.
     return basis
 
 
-def initial(rank: int, directions: torch.Tensor, part: Examples, gate: torch.Tensor) -> Weights:
+def initial(rank: int, directions: torch.Tensor, part: Examples, gate: torch.Tensor) -> NetworkWeights:
     """Returns the linear predictor to start from; ranks beyond hidden_size repeat the first directions negated."""
     rows = directions[:rank]
     if rank > len(directions):
         rows = torch.cat([rows, -directions[: rank - len(directions)]])
     covered = part.inputs.T @ (part.inputs @ rows.T) / len(part.inputs)  # covariance · rows.T
-    return Weights(rows.clone(), gate @ covered)
+    return NetworkWeights(rows.clone(), gate @ covered)
 
 
 def random_gate(num_units: int, hidden_size: int, seed: int) -> torch.Tensor:
@@ -148,7 +148,7 @@ def random_gate(num_units: int, hidden_size: int, seed: int) -> torch.Tensor:
 
 
 def train(
-    start: Weights,
+    start: NetworkWeights,
     fitted: Examples,
     chosen_by: Examples,
     steps: int,
@@ -157,7 +157,7 @@ def train(
     seed: int,
     format_name: FormatName,
     dtype: torch.dtype = torch.float32,
-) -> Weights:
+) -> NetworkWeights:
     """Runs Adam from `start` with a cosine schedule; returns the weights that, as stored in `format_name`, predict
     least of `chosen_by` at `target_recall`. It ends after `steps` updates, or two evaluations in a row without a gain.
     An update computes in `dtype`; weights, Adam's state and the scores that decide are float32."""
@@ -171,7 +171,7 @@ def train(
         optimizer.param_groups[0]["lr"] = rate * 0.5 * (1 + math.cos(math.pi * step / steps))
         optimizer.step()
         if (step + 1) % max(1, steps // EVALUATIONS) == 0:
-            weights = Weights(fc1, fc2).rounded(format_name)
+            weights = NetworkWeights(fc1, fc2).rounded(format_name)
             density = quality(weights, choose_threshold(weights, chosen_by, target_recall), chosen_by).predicted_density
             best, stale = (weights, 0) if density < lowest else (best, stale + 1)
             lowest = min(lowest, density)
@@ -257,7 +257,7 @@ def _frequency(part: Examples) -> tuple[torch.Tensor, torch.Tensor]:
     return frequency, uses.repeat_interleave(each.shape[2])
 
 
-def limit_threshold(weights: Weights, part: Examples, density: float) -> float:
+def limit_threshold(weights: NetworkWeights, part: Examples, density: float) -> float:
     """Returns the smallest threshold at which at most `density` of all units are predicted."""
     found = part.scores(weights).flatten()
     kept = math.floor(min(1.0, density / part.used_share) * len(found))
@@ -268,7 +268,7 @@ def limit_threshold(weights: Weights, part: Examples, density: float) -> float:
     return float(torch.nextafter(left_out, torch.tensor(math.inf)))
 
 
-def choose_threshold(weights: Weights, part: Examples, target_recall: float) -> float:
+def choose_threshold(weights: NetworkWeights, part: Examples, target_recall: float) -> float:
     """Returns the largest threshold with at least `target_recall`; one above every score without any active unit."""
     found = part.scores(weights)
     positive = found[part.active.bool()]
@@ -279,11 +279,11 @@ def choose_threshold(weights: Weights, part: Examples, target_recall: float) -> 
     return float(torch.kthvalue(positive, min(len(positive), missed + 1)).values)
 
 
-def quality(weights: Weights, threshold: float, part: Examples) -> Quality:
+def quality(weights: NetworkWeights, threshold: float, part: Examples) -> PredictorQuality:
     """Measures predictions on `part`; recall is 1 if nothing is active, precision 1 if nothing is predicted."""
     predicted, active = part.scores(weights) >= threshold, part.active.bool()
     hits, num_predicted, num_active = int((predicted & active).sum()), int(predicted.sum()), int(active.sum())
-    return Quality(
+    return PredictorQuality(
         recall=hits / num_active if num_active else 1.0,
         precision=hits / num_predicted if num_predicted else 1.0,
         predicted_density=num_predicted / predicted.numel() * part.used_share,

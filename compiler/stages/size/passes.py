@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from coldpress.compiler.activity.forward import BlockHooks, Hooks, LayerStream
-from coldpress.compiler.activity.predictor_network import Weights, decode, over_all, rows_of, scores
+from coldpress.compiler.activity.predictor_network import NetworkWeights, decode, over_all, rows_of, scores
 from coldpress.compiler.activity.routing import router_of
 from coldpress.compiler.checkpoint.tensors import read_role
 from coldpress.compiler.io import load_arrays
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 class Network:
     """A predictor that decides as the runtime does."""
 
-    weights: Weights
+    weights: NetworkWeights
     arrays: Mapping[str, np.ndarray]
     selector: Selector[Any]
 

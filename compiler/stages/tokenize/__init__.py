@@ -17,7 +17,7 @@ from coldpress.compiler.checkpoint.private import private_folder
 from coldpress.compiler.checkpoint.source_tokenizer import SourceTokenizer, bos_of
 from coldpress.compiler.io import Workspace, save_arrays
 from coldpress.compiler.shared_settings import SeedSetting
-from coldpress.compiler.stages.tokenize.rows import ChatTemplate, RowReader
+from coldpress.compiler.stages.tokenize.rows import ChatTemplate, TextRows
 from coldpress.compiler.stages.tokenize.text import MAX_TEXT_BYTES, SHARES, Documents, read_corpus
 from coldpress.schemas.base import PositiveCount
 from coldpress.schemas.config import BRANCH_PATTERN, Key
@@ -103,7 +103,7 @@ def needs(build: "Build") -> StageNeeds:
 
 def _read(config: TokenizeConfig, folder: Path) -> Documents:
     fields = tuple(config.corpus_field.split("+")) if config.corpus_field else ()
-    rows = RowReader(fields, ChatTemplate(folder).render)
+    rows = TextRows(fields, ChatTemplate(folder).render)
     return read_corpus(config.corpus, config.seed, config.corpus_revision, _wanted_chars(config), rows)
 
 

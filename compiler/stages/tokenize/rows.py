@@ -56,7 +56,7 @@ def no_chats(messages: Messages) -> str:
 
 
 @dataclass
-class RowReader:
+class TextRows:
     fields: tuple[str, ...] = ()
     """Fields to read; empty: those of the first known layout."""
     render: Callable[[Messages], str] = no_chats

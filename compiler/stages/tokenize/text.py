@@ -26,7 +26,7 @@ from coldpress.compiler.stages.tokenize.files import (
     read_text,
     records,
 )
-from coldpress.compiler.stages.tokenize.rows import RowReader
+from coldpress.compiler.stages.tokenize.rows import TextRows
 from coldpress.schemas.corpus import SPLITS, Split
 from coldpress.schemas.errors import ColdpressError
 
@@ -59,7 +59,7 @@ def read_corpus(
     seed: int,
     revision: str | None = None,
     wanted_chars: int = MAX_TEXT_BYTES,
-    rows: RowReader | None = None,
+    rows: TextRows | None = None,
 ) -> Documents:
     """Returns the documents of `corpus`: `pydoc`, a file or a folder of them (compiler/stages/tokenize/files.py), or a
     hub dataset.
@@ -71,7 +71,7 @@ def read_corpus(
         ColdpressError: if there is no such corpus, it cannot be read, or it is empty.
     """
     check_dataset(corpus, revision)
-    rows = rows or RowReader()
+    rows = rows or TextRows()
     path = Path(corpus).expanduser()
     if corpus == PYDOC:
         _refuse_fields(corpus, rows)
@@ -90,7 +90,7 @@ def read_corpus(
     return found
 
 
-def _read_files(path: Path, seed: int, rows: RowReader) -> Documents:
+def _read_files(path: Path, seed: int, rows: TextRows) -> Documents:
     files = _files(path)
     if all(map(is_plain, files)):
         _refuse_fields(path.name, rows)
@@ -100,7 +100,7 @@ def _read_files(path: Path, seed: int, rows: RowReader) -> Documents:
     return _cut(path.resolve().name, _read_all(others, rows), _read_all(tests, rows), seed, rows.tasks)
 
 
-def _refuse_fields(name: str, rows: RowReader) -> None:
+def _refuse_fields(name: str, rows: TextRows) -> None:
     if rows.fields:
         raise ColdpressError(
             f"corpus_field={'+'.join(rows.fields)} has no meaning for the corpus {name}, which is plain text without "
@@ -117,7 +117,7 @@ def _files(path: Path) -> list[Path]:
     return texts
 
 
-def _read_all(files: Sequence[Path], rows: RowReader) -> list[str]:
+def _read_all(files: Sequence[Path], rows: TextRows) -> list[str]:
     documents: list[str] = []
     remaining = MAX_TEXT_BYTES
     for file in files:
@@ -131,7 +131,7 @@ def _read_all(files: Sequence[Path], rows: RowReader) -> list[str]:
     return documents
 
 
-def _read_file(file: Path, max_bytes: int, rows: RowReader) -> tuple[list[str], int, bool]:
+def _read_file(file: Path, max_bytes: int, rows: TextRows) -> tuple[list[str], int, bool]:
     """Returns (documents, bytes read, whether there is more) of a file's first `max_bytes`."""
     if is_parquet(file):
         texts = list(_limited(parquet_records(file, rows.columns), rows, max_bytes))
@@ -211,7 +211,7 @@ def _ordered(texts: Iterator[str] | Sequence[str], seed: int) -> tuple[str, ...]
     return tuple(sorted(distinct, key=lambda text: hashlib.sha256(f"{seed}/{text}".encode()).digest()))
 
 
-def _read_dataset(corpus: str, revision: str | None, seed: int, wanted_chars: int, rows: RowReader) -> Documents:
+def _read_dataset(corpus: str, revision: str | None, seed: int, wanted_chars: int, rows: TextRows) -> Documents:
     """Reads `owner/name` or `owner/name:subset` of the hub at a commit; never runs a dataset's script. Streamed:
     fetching stops when a split has `wanted_chars` of text."""
     from datasets import load_dataset
@@ -246,7 +246,7 @@ def _numbered(name: str, found: Iterable[Any]) -> Iterator[tuple[str, Any]]:
     return ((f"{name}:{number}", row) for number, row in enumerate(found, 1))
 
 
-def _limited(found: Iterable[tuple[str, Any]], rows: RowReader, wanted_chars: int) -> Iterator[str]:
+def _limited(found: Iterable[tuple[str, Any]], rows: TextRows, wanted_chars: int) -> Iterator[str]:
     """Yields texts of records from the first on, until they have `wanted_chars`; fetches no record after that."""
     size = 0
     for place, row in found:

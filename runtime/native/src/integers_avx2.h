@@ -17,20 +17,12 @@ inline __m256i nibbles_of(const uint8_t* p) {
     return _mm256_set_m128i(_mm_and_si128(_mm_srli_epi16(pairs, 4), low), _mm_and_si128(pairs, low));
 }
 
-// Sums of products of signed numbers, 16 and 16, and those of x.
-inline __m256i signed_products(__m128i first, __m128i second, const int8_t* x) {
-    const auto half = [&](__m128i numbers, const int8_t* from) {
-        const __m128i own = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
-        return _mm256_madd_epi16(_mm256_cvtepi8_epi16(numbers), _mm256_cvtepi8_epi16(own));
-    };
-    return _mm256_add_epi32(half(first, x), half(second, x + 16));
-}
-
 // Sums of products of a block of int8_group32 and 32 whole numbers of 8 bits: 8 partial sums, exact.
 template <Format F>
 inline __m256i block_products(const uint8_t* block, const int8_t* x) {
-    const auto load16 = [](const void* p) { return _mm_loadu_si128(static_cast<const __m128i*>(p)); };
-    return signed_products(load16(block + 2), load16(block + 18), x);
+    const auto wide = [](const void* p) { return _mm256_cvtepi8_epi16(_mm_loadu_si128(static_cast<const __m128i*>(p))); };
+    const auto half = [&](int at) { return _mm256_madd_epi16(wide(block + 2 + at), wide(x + at)); };
+    return _mm256_add_epi32(half(0), half(16));
 }
 
 // Four bytes from each of eight places. Compilers build the same from numbers by way of memory, and wait for it.
@@ -82,13 +74,14 @@ struct Bytes32 {
     }
 
     using Ints = __m256i;
-    // Sums of products of 32 codes and numbers, in order over 8 lanes; but for iq4_nl, whose groups have 32.
+    // Sums of products of 32 codes and numbers, in order over 8 lanes.
     template <Format F>
     static Ints code_products(Bytes codes, const int8_t* x) {
-        if constexpr (F == Format::iq4_nl)
-            return signed_products(_mm256_castsi256_si128(codes), _mm256_extracti128_si256(codes, 1), x);
-        const __m256i numbers = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(x));
-        return _mm256_madd_epi16(_mm256_maddubs_epi16(codes, numbers), _mm256_set1_epi16(1));
+        const __m256i numbers = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(x)), one = _mm256_set1_epi16(1);
+        if constexpr (F != Format::iq4_nl) return _mm256_madd_epi16(_mm256_maddubs_epi16(codes, numbers), one);
+        // No level is -128, whose sign cannot change, and the sum of two products fits 16 bits.
+        const __m256i levels = _mm256_sign_epi8(codes, numbers);
+        return _mm256_madd_epi16(_mm256_maddubs_epi16(_mm256_abs_epi8(numbers), levels), one);
     }
     static Ints join(Ints high, Ints low) { return _mm256_add_epi32(_mm256_slli_epi32(high, 8), low); }
     template <Format F, int P>

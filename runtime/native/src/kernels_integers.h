@@ -34,9 +34,10 @@ inline void dot_rounded_rows(const uint8_t* const* rows, int64_t blocks, const R
     for (int r = 0; r < R; ++r) out[r] = Isa::sum(sums[r]);
 }
 
-// Minima are multiplied by the sums of x, so that codes need no subtraction.
+// Minima are multiplied by the sums of x, so that codes need no subtraction. Not inlined: among the loops of all formats
+// in one function, GCC finds no good registers for some (q3_k took half as long again).
 template <Format F, int P, int R>
-inline void dot_rounded_pieces(const uint8_t* const* rows, int64_t length, const Rounded& x, float* out) {
+[[gnu::noinline]] void dot_rounded_pieces(const uint8_t* const* rows, int64_t length, const Rounded& x, float* out) {
     constexpr int kEach = kGroups<F>;
     V sums[R][4];
     float rests[R][16] = {};
