@@ -1,6 +1,6 @@
 """The command of the README, as it stands there, against a stand-in of the hub on this machine.
 
-The client is the real one; the model is a small Mistral under the real one's name.
+The client is the real one; the model is a small Mistral with as many layers as its profile says, under its name.
 Snakemake and the jobs that ask the hub are new interpreters, which read where it is; the other jobs are forked.
 """
 
@@ -43,7 +43,7 @@ def records(split: str, count: int) -> list[str]:
 def there(tmp_path: Path) -> Iterator[Hub]:
     """A hub with the profile's model and corpus, at the commits that the profile names."""
     profile = load_model("mistral-7b")
-    model = write_model(tmp_path / "model", "mistral", num_hidden_layers=11, context=1024, dtype="bfloat16")
+    model = write_model(tmp_path / "model", "mistral", num_hidden_layers=32, context=1024, dtype="bfloat16")
     texts = {"train": records("calibration", 30), "validation": records("validation", 8), "test": records("test", 8)}
     corpus, _, subset = str(profile.settings["corpus"]).partition(":")
     data = write_wikitext(tmp_path / "data", texts, subset)
