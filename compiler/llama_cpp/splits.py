@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _BEFORE, _SPACES = r"[^\r\n\p{L}\p{N}]?", r"\s*[\r\n]+|\s+(?!\S)|\s+"
+DIGIT = r"\p{N}"
 GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 
 
@@ -43,6 +44,6 @@ SPLITS = {
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "megrez", "stablelm2", "hunyuan", "solar-open"), Split((QWEN2,))),
     **dict.fromkeys(("gpt-2", "phi-2", "olmo", "mpt", "jais", "exaone4", "trillion"), Split((GPT2,))),
     **dict.fromkeys(
-        ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b"), Split((r"\p{N}", GPT2))
+        ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b"), Split((DIGIT, GPT2))
     ),
 }

@@ -10,6 +10,7 @@ from typing import Any
 import gguf
 import pytest
 
+from coldpress.compiler.llama_cpp.splits import SPLITS
 from coldpress.compiler.stages.export import _gguf_file
 from coldpress.runtime.artifact.reader import open_artifact
 from coldpress.runtime.text.tokenizer import TextCodec
@@ -104,6 +105,22 @@ def test_llama_3_s_split_has_a_name(built, tmp_path):
         exported(described(built, data, settings), tmp_path / "b.gguf")
     data["model"]["ignore_merges"], data["normalizer"] = False, {"type": "NFC"}
     assert exported(described(built, data, settings), tmp_path / "b.gguf")["pre"] == "qwen2"
+
+
+def test_smollm_s_split_has_a_name_in_both_spellings(built, tmp_path):
+    """As transformers' files have it, and as a tokenizer read from a GGUF file does."""
+    data, settings = byte_level(tmp_path)
+    digits = {"type": "Digits", "individual_digits": True}
+    last = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+    splits = [
+        {"type": "Split", "pattern": {"Regex": text}, "behavior": "Isolated"} for text in SPLITS["smollm"].patterns
+    ]
+    for number, pieces in enumerate(([digits, last], [*splits, last | {"use_regex": False}])):
+        data["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": pieces}
+        assert exported(described(built, data, settings), tmp_path / f"{number}.gguf")["pre"] == "smollm"
+    data["pre_tokenizer"]["pretokenizers"] = [digits | {"individual_digits": False}, last]
+    with pytest.raises(ColdpressError, match="no known expression splits text"):
+        exported(described(built, data, settings), tmp_path / "c.gguf")
 
 
 def sentencepiece() -> Any:

@@ -19,7 +19,7 @@ import numpy as np
 
 from coldpress.compiler.llama_cpp.architectures import LlamaCppArchitecture
 from coldpress.compiler.llama_cpp.formats import formats, type_of
-from coldpress.compiler.llama_cpp.splits import LLAMA3, QWEN2, SPLITS
+from coldpress.compiler.llama_cpp.splits import DIGIT, GPT2, SPLITS
 from coldpress.compiler.stages.export import _llama_cpp
 from coldpress.compiler.stages.export._stored import StoredModel, StoredTensor
 from coldpress.compiler.stages.export.gguf import Options, fits
@@ -32,8 +32,8 @@ from coldpress.runtime.text.process import TOKENIZER_FILE
 from coldpress.runtime.text.tokenizer import TextCodec
 from coldpress.schemas.errors import ColdpressError
 
-NAMES = {LLAMA3: "llama-bpe", QWEN2: "qwen2"}
-"""Expression -> llama.cpp's name for it."""
+NAMES = {split.patterns: name for name, split in reversed(SPLITS.items())}
+"""Expressions that split a text -> llama.cpp's name for them, the first of several."""
 SPACE = "▁"
 METASPACE = {"type": "Metaspace", "replacement": SPACE, "prepend_scheme": "never", "split": False}
 REMEDY = "give gguf_tokenizer=false for a file that takes token ids alone"
@@ -247,23 +247,21 @@ def _merges(model: Json) -> list[tuple[str, str]]:
 def _split_name(found: Json) -> str:
     whole, ignores = found.get("pre_tokenizer") or {}, bool(found["model"].get("ignore_merges"))
     normalizer = (found.get("normalizer") or {}).get("type")
-    parts = whole["pretokenizers"] if whole.get("type") == "Sequence" else [whole]
-    last = parts[-1]
+    *pieces, last = whole["pretokenizers"] if whole.get("type") == "Sequence" else [whole]
     if last.get("type") != "ByteLevel" or last.get("add_prefix_space"):
         raise _refused(f"its pre-tokenizer ends with {short(last)}, expected bytes without a space in front")
-    if len(parts) == 1 and last.get("use_regex", True):
-        expected, name = False, "gpt-2"
-    elif len(parts) == 2 and not last.get("use_regex", True) and _expression(parts[0]) in NAMES:
-        name = NAMES[_expression(parts[0])]
-        expected = SPLITS[name].keeps_words
-    else:
-        raise _refused(f"no known expression splits text like its pre-tokenizer {short(parts[0])}")
-    if ignores != expected or normalizer not in (None, *(["NFC"] if name == "qwen2" else [])):
+    patterns = (*map(_expression, pieces), *((GPT2,) if last.get("use_regex", True) else ()))
+    if patterns not in NAMES:
+        raise _refused(f"no known expression splits text like its pre-tokenizer {short((pieces or [last])[0])}")
+    name = NAMES[patterns]
+    if ignores != SPLITS[name].keeps_words or normalizer not in (None, *(["NFC"] if name == "qwen2" else [])):
         raise _refused(f"with ignore_merges {ignores} and the normalizer {normalizer} it is no '{name}'")
     return name
 
 
 def _expression(part: Json) -> str:
+    if part.get("type") == "Digits" and part.get("individual_digits"):
+        return DIGIT
     is_plain = part.get("type") == "Split" and part.get("behavior") == "Isolated" and not part.get("invert")
     return part["pattern"].get("Regex", "") if is_plain else ""
 
