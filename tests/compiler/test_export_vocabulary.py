@@ -112,9 +112,8 @@ def test_smollm_s_split_has_a_name_in_both_spellings(built, tmp_path):
     data, settings = byte_level(tmp_path)
     digits = {"type": "Digits", "individual_digits": True}
     last = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
-    splits = [
-        {"type": "Split", "pattern": {"Regex": text}, "behavior": "Isolated"} for text in SPLITS["smollm"].patterns
-    ]
+    isolated = {"type": "Split", "behavior": "Isolated", "invert": False}
+    splits = [isolated | {"pattern": {"Regex": text}} for text in SPLITS["smollm"].patterns]
     for number, pieces in enumerate(([digits, last], [*splits, last | {"use_regex": False}])):
         data["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": pieces}
         assert exported(described(built, data, settings), tmp_path / f"{number}.gguf")["pre"] == "smollm"
