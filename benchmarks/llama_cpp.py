@@ -99,7 +99,7 @@ class Plugin(Benchmark[Options]):
 
     def _of_file(self, file: Path, folder: Path) -> Row:
         """Compares a real model's dense artifact with its file: with llama.cpp, and with transformers."""
-        config: dict[str, Any] = SHORT | {"model": file, "corpus": data() / "corpora" / "wikitext-2"}
+        config: dict[str, Any] = SHORT | {"model": file, "corpus": data() / "corpora" / "wikitext-2", "evaluation_tokens": 512}
         top = build(folder, export="gguf", dram_budget="100%", device=self.options.device, **config)
         row, texts = self._compared(top, FEW)
         equal, total = equal_tensors(file, Path(load_record(top / "export.json", Exported).file))
@@ -110,7 +110,9 @@ class Plugin(Benchmark[Options]):
         """Compares the artifact in a build folder with its export; returns prompts and our continuations, too."""
         exported, count = load_record(top / "export.json", Exported), self.options.new_tokens
         blocks = load_arrays(load_record(top.parent / "tokenize.json", Corpus).split("test").arrays)["tokens"]
-        prompts = [block[:PROMPT_TOKENS].tolist() for block in blocks[: self.options.prompts]]
+        pieces = blocks[:, : blocks.shape[1] // PROMPT_TOKENS * PROMPT_TOKENS].reshape(-1, PROMPT_TOKENS)
+        step = max(1, len(pieces) // self.options.prompts)
+        prompts = [piece.tolist() for piece in pieces[::step][: self.options.prompts]]
         (artifact,) = top.glob("*.coldpress")
         with Session(artifact) as session:
             ends = session.artifact.manifest.model.eos_token_ids
