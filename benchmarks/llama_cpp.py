@@ -99,7 +99,8 @@ class Plugin(Benchmark[Options]):
 
     def _of_file(self, file: Path, folder: Path) -> Row:
         """Compares a real model's dense artifact with its file: with llama.cpp, and with transformers."""
-        config: dict[str, Any] = SHORT | {"model": file, "corpus": data() / "corpora" / "wikitext-2", "evaluation_tokens": 512}
+        config: dict[str, Any] = SHORT | {"model": file, "corpus": data() / "corpora" / "wikitext-2"}
+        config["evaluation_tokens"] = 512
         top = build(folder, export="gguf", dram_budget="100%", device=self.options.device, **config)
         row, texts = self._compared(top, FEW)
         equal, total = equal_tensors(file, Path(load_record(top / "export.json", Exported).file))
