@@ -310,7 +310,8 @@ class Decoder:
         self.check_tokens(tokens)
         self._check_space(spans)
         positions = np.concatenate([span.cache.length + np.arange(span.num_tokens) for span in spans])
-        x_TN = self._embedded(tokens, Purpose.STREAM if units == self._streamed else Purpose.ROWS)
+        decodes = units == self._chosen
+        x_TN = self._embedded(tokens, Purpose.ROWS if decodes else Purpose.STREAM)
         if self.spec.embedding_multiplier != 1:
             x_TN = x_TN * np.float32(self.spec.embedding_multiplier)
         if self._positions is not None:
@@ -318,7 +319,6 @@ class Decoder:
         rotary = dict[RotaryKind, tuple[np.ndarray, np.ndarray]]()
         for kind, frequencies in self._inv_freq.items():
             rotary[kind] = rotary_tables(positions, frequencies, self.spec.rotary_scaling if kind == "main" else 1.0)
-        decodes = units == self._chosen
         prior = self._prior if decodes else self.prefill_prior
         together = Tokens(spans, rotary, parts, kept_T, is_dense, prior)
         for layer in self._layers:
