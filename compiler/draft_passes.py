@@ -2,7 +2,7 @@
 
 A pass computes its drafts one after another, checks them with the model, keeps those before the first wrong one, and
 adds one token of the model's own. After a wrong guess the draft model would guess on from its own token; here it goes
-on as sure as after the text's.
+on as sure as after the text's. Each block is a sequence of its own, whose accepted drafts say how sure later ones are.
 """
 
 import functools
@@ -12,12 +12,13 @@ from typing import NamedTuple
 import numpy as np
 
 from coldpress.compiler.io import load_arrays
+from coldpress.runtime.drafts import Acceptance
 from coldpress.schemas.drafter import Drafter
 
 COUNTS = (1, 2, 3, 4, 6, 8)
 """Numbers of drafts per pass that are compared."""
 CERTAINTIES = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8)
-"""Least probabilities of all drafts so far with which one more is made."""
+"""Least probabilities that all drafts so far are accepted with which one more is made."""
 MODEL = "model"
 """The file of runtime/drafts that needs a draft model."""
 
@@ -71,14 +72,16 @@ def _passes(count: int, least: float, right: bytes, certainty: bytes, shape: tup
 
 
 def _passes_of(right: list[bool], certainty: list[float], count: int, least: float) -> np.ndarray:
-    passes, place = np.zeros(count + 1, np.int64), 0
+    passes, place, seen = np.zeros(count + 1, np.int64), 0, Acceptance()
     while place < len(right):
-        drafts, accepted, sure, is_right = 0, 0, 1.0, True
-        while drafts < min(count, len(right) - place - 1) and sure >= least:
+        drafts, accepted, sure, is_right, ratio = 0, 0, 1.0, True, seen.ratio
+        while drafts < min(count, len(right) - place - 1) and (drafts == 0 or ratio * sure >= least):
             is_right = is_right and right[place + drafts]
             sure *= certainty[place + drafts]
+            seen.expected += sure
             accepted += is_right
             drafts += 1
         passes[drafts] += 1
+        seen.accepted += accepted
         place += accepted + 1
     return passes

@@ -7,6 +7,7 @@ that the model itself would not choose are taken back (runtime/generate/speculat
 from abc import abstractmethod
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
 from coldpress.runtime.plugins import PluginBase
@@ -15,6 +16,19 @@ DRAFT_TOKENS = 4
 """Default number of drafts per pass, as in LLM in a flash 5.2."""
 NO_DRAFT = "off"
 """The file that proposes nothing."""
+
+
+@dataclass
+class Acceptance:
+    """The drafts of a sequence that were accepted, beside those that the draft model's probabilities promise."""
+
+    accepted: int = 0
+    expected: float = 0.0
+
+    @property
+    def ratio(self) -> float:
+        """How many times as likely as its probability says a draft is to be accepted; 1 before anything is known."""
+        return (1 + self.accepted) / (1 + self.expected)
 
 
 class Propose(Protocol):

@@ -2,20 +2,22 @@
 
 It lies in the folder `draft`, a whole artifact, and computes with all of its weights in DRAM, which the plan counts. It
 proposes the likeliest tokens, whatever the run's settings are, and stops once all of a pass's drafts are together less
-likely than the plan asks: one more would cost more than it saves. Each of its sequences follows one of the run, and
-rolls back drafts that the larger model rejects.
+likely to be accepted than the plan asks: one more would cost more than it saves. The drafts accepted so far say how
+much likelier they are than the draft model says. Each of its sequences follows one of the run, and rolls back drafts
+that the larger model rejects.
 """
 
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import takewhile
 
 import numpy as np
 
 from coldpress.runtime.artifact.reader import Artifact, open_artifact
 from coldpress.runtime.decoder.decoder import Decoder
 from coldpress.runtime.decoder.selection import Selection
-from coldpress.runtime.drafts import Propose
+from coldpress.runtime.drafts import Acceptance, Propose
 from coldpress.runtime.dram.budget import choose_plan
 from coldpress.runtime.generate.choice import DEFAULT_FLASH, make_flash
 from coldpress.runtime.kernels import FEW_TOKENS
@@ -123,34 +125,40 @@ class DraftModel:
 
 
 class _Sequence:
-    """The tokens in the draft's KV cache: tokens of the run, then drafts."""
+    """A sequence of the run. The draft's KV cache holds its tokens, then the last pass's drafts but the last."""
 
     def __init__(self, model: DraftModel, number: int, certainty: float) -> None:
         self._model, self._number, self._least = model, number, certainty
-        self._ids: list[int] = []
-        self._agreed = 0
-        """The number of leading ids that are known to equal the run's."""
+        self._num_ids = 0
+        """Tokens of the run at the last call."""
+        self._drafts: list[int] = []
+        self._seen = Acceptance()
 
     def propose(self, ids: Sequence[int], count: int, /) -> list[int]:
         """Drafts the next tokens, the likeliest ones, at most `count`; `ids` extend the ids of the previous call."""
         decoder = self._model.decoder
         if decoder is None:
             return []
-        agreed = self._agreed
-        while agreed < min(len(self._ids), len(ids) - 1) and self._ids[agreed] == ids[agreed]:
-            agreed += 1
-        decoder.roll_back(agreed, self._number)
-        drafts, certainty, more = list[int](), 1.0, ids[agreed:]
+        known = self._num_ids + min(self._accept(ids), max(0, len(self._drafts) - 1))
+        decoder.roll_back(known, self._number)
+        ratio, certainty, more = self._seen.ratio, 1.0, ids[known:]
+        self._num_ids, self._drafts = len(ids), []
         while True:
             logits = self._model.append(decoder, self._number, more)
             (token,), (probability,) = likeliest(logits[None])
-            drafts.append(int(token))
+            self._drafts.append(int(token))
             certainty *= float(probability)
-            if len(drafts) == count or certainty < self._least:
-                break
-            more = drafts[-1:]
-        self._ids, self._agreed = [*self._ids[:agreed], *ids[agreed:], *drafts[:-1]], len(ids)
-        return drafts
+            self._seen.expected += certainty
+            if len(self._drafts) == count or ratio * certainty < self._least:
+                return self._drafts[:]
+            more = self._drafts[-1:]
+
+    def _accept(self, ids: Sequence[int]) -> int:
+        """Counts how many drafts of the last pass the run goes on with, before a token of its own."""
+        pairs = zip(self._drafts, ids[self._num_ids : -1], strict=False)
+        accepted = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+        self._seen.accepted += accepted
+        return accepted
 
 
 def likeliest(logits_TV: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

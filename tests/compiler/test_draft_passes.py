@@ -20,8 +20,11 @@ def drafter(folder, right, certainty, token_s=1e-9):
         ([True] * 10, [1.0] * 10, 4, 0.0, [0, 0, 0, 0, 2]),  # five tokens each
         ([False] * 4, [1.0] * 4, 2, 0.0, [1, 1, 2]),  # one token each; before the end there is less to draft
         ([True, False, True, True, True], [1.0] * 5, 2, 0.0, [0, 0, 2]),  # two tokens, then three
-        ([True] * 6, [0.5] * 6, 4, 0.3, [0, 0, 2, 0, 0]),  # 1 and .5 reach .3, .25 does not
-        ([True] * 6, [0.5] * 6, 4, 0.6, [0, 3, 0, 0, 0]),
+        # 1 and .5 reach .3, .25 does not; two accepted of .75 expected make the next ones 3 / 1.75 times as sure
+        ([True] * 6, [0.5] * 6, 4, 0.3, [0, 0, 2, 0, 0]),
+        ([True] * 7, [0.5] * 7, 4, 0.3, [0, 0, 1, 1, 0]),
+        ([True] * 6, [0.5] * 6, 4, 0.6, [1, 1, 1, 0, 0]),  # .5, then .5 * 2 / 1.5, which reaches .6; no room for more
+        ([False] * 4, [0.5] * 4, 4, 0.3, [1, 2, 1, 0, 0]),  # .75 expected and none accepted leave 1 / 1.75
     ],
 )
 def test_passes_by_hand(right, certainty, count, least, expected):
@@ -42,14 +45,18 @@ def test_every_token_is_written_once_and_no_pass_has_more_drafts_than_are_left()
 
 
 def _drafts_of_each_pass(right, certainty, count, least):
-    """Searches from the definition: the smallest number of drafts whose certainties multiply to less than `least`."""
-    place = 0
+    """Searches from the definition: the smallest number of drafts that are accepted with less than `least`, by their
+    certainties' product and by what became of the drafts before."""
+    place, came, promised = 0, 0, 0.0
     while place < len(right):
         most = min(count, len(right) - place - 1)
         products = np.cumprod(certainty[place : place + most])
-        drafts = next((n + 1 for n, sure in enumerate(products) if sure < least), most)
+        likely = products * (1 + came) / (1 + promised)
+        drafts = next((n + 1 for n, sure in enumerate(likely) if sure < least), most)
         yield drafts
-        place += 1 + int(np.argmin(np.append(right[place : place + drafts], False)))
+        promised += products[:drafts].sum()
+        accepted = int(np.argmin(np.append(right[place : place + drafts], False)))
+        came, place = came + accepted, place + 1 + accepted
 
 
 def test_cheap_right_guesses_are_drafted_as_far_as_can_be(tmp_path):

@@ -82,19 +82,41 @@ def test_drafts_end_where_the_plan_finds_them_too_unsure(tmp_path):
     assert found[1.0].count(1) > len(found[1.0]) / 2
 
 
-def test_how_sure_a_draft_is_follows_from_the_probabilities_of_the_model(tmp_path):
-    """Recomputed from the logits of a session: drafts go on while the product of probabilities reaches the least."""
-    path = small(tmp_path / "a")
+def guessed(path, ids, count):
+    """Recomputes from the logits of a session: the likeliest tokens, and the products of their probabilities."""
+    tokens, sure = [], []
     with Session(path) as session, session.sequence(32):
-        logits, sure, expected = session.decoder.prefill_last(np.array(PROMPT)), [], []
-        for _ in range(6):
-            expected.append(int(np.argmax(logits)))
+        logits = session.decoder.prefill_last(np.array(ids))
+        for _ in range(count):
+            tokens.append(int(np.argmax(logits)))
             weights = np.exp(logits.astype(np.longdouble))
             sure.append(float(weights.max() / weights.sum()) * (sure[-1] if sure else 1.0))
-            logits = session.decoder.decode(expected[-1])
+            logits = session.decoder.decode(tokens[-1])
+    return tokens, sure
+
+
+def test_how_sure_a_draft_is_follows_from_the_probabilities_of_the_model(tmp_path):
+    """Drafts go on while the product of probabilities reaches the least."""
+    path = small(tmp_path / "a")
+    expected, sure = guessed(path, PROMPT, 6)
     model = DraftModel(str(path), 96, certainty=math.sqrt(sure[2] * sure[3]))  # below it after the fourth
     with model.drafting(32) as propose:
         assert propose(PROMPT, 6) == expected[:4]
+
+
+@pytest.mark.parametrize("accepts", [True, False])
+def test_accepted_drafts_make_later_ones_surer_and_others_less(tmp_path, accepts):
+    path = small(tmp_path / "a")
+    (draft,), (sure,) = guessed(path, PROMPT, 1)
+    ids = [*PROMPT, draft, 7] if accepts else [*PROMPT, (draft + 1) % 96, 7]
+    expected, later = guessed(path, ids, 4)
+    ratio = (1 + accepts) / (1 + sure)
+    model = DraftModel(str(path), 96, certainty=math.sqrt(ratio) * later[0])  # the second draft hangs on the first pass
+    with model.drafting(32) as propose:
+        assert propose(PROMPT, 1) == [draft]
+        found = propose(ids, 4)
+    assert found == expected[: len(found)]
+    assert (len(found) > 1) == accepts
 
 
 def test_the_draft_model_counts_in_the_one_budget(artifacts):
