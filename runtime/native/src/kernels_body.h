@@ -107,16 +107,24 @@ inline void over_rows(const uint8_t* const* rows, int64_t count, int64_t length,
     for (; i < count; ++i) step(Count<1>{}, i);
 }
 
-// Calls `step` with each chunk's index and a function at(r), the chunk's address in row r, padded with zeros at the
-// end.
+// Calls `step` with the index of each whole chunk and a function at(r), the chunk's address in row r. Returns their
+// number.
 template <Format F, int R, typename Step>
-inline void over_chunks(const uint8_t* const* rows, int64_t length, const Step& step) {
+inline int64_t over_whole_chunks(const uint8_t* const* rows, int64_t length, const Step& step) {
     constexpr int64_t bytes = kChunkBytes<F>;
-    const int64_t whole = row_bytes(F, length) / bytes, rest = row_bytes(F, length) % bytes;
+    const int64_t whole = row_bytes(F, length) / bytes;
     for (int64_t c = 0; c < whole; ++c) {
         look_ahead<F, R>(rows + kRowsAhead, c * kChunkBlocks<F>);
         step(c, [&](int r) { return rows[r] + c * bytes; });
     }
+    return whole;
+}
+
+// The same, with what is left of a row as one more chunk, padded with zeros.
+template <Format F, int R, typename Step>
+inline void over_chunks(const uint8_t* const* rows, int64_t length, const Step& step) {
+    constexpr int64_t bytes = kChunkBytes<F>;
+    const int64_t whole = over_whole_chunks<F, R>(rows, length, step), rest = row_bytes(F, length) % bytes;
     if (rest == 0) return;
     uint8_t last[R][bytes] = {};
     for (int r = 0; r < R; ++r) __builtin_memcpy(last[r], rows[r] + whole * bytes, static_cast<size_t>(rest));

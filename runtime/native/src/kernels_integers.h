@@ -43,7 +43,7 @@ template <Format F, int P, int R>
     float rests[R][16] = {};
     for (int r = 0; r < R; ++r)
         for (V& sum : sums[r]) sum = Isa::zero();
-    over_chunks<F, R>(rows, length, [&](int64_t piece, const auto& at) {
+    const int64_t whole = over_whole_chunks<F, R>(rows, length, [&](int64_t piece, const auto& at) {
         const float* const of_x = x.scales + piece * 2 * kEach;
         for (int r = 0; r < R; ++r) {
             const Terms<F> terms(at(r));
@@ -61,6 +61,20 @@ template <Format F, int P, int R>
             for (int i = 0; i < 4; ++i) sums[r][i] = own[i];
         }
     });
+    if constexpr (kLayout<F>.values == kBlock) {  // blocks of no whole piece, one by one: to pad them takes as long
+        const float* const of_x = x.scales + whole * 2 * kEach;
+        for (int g = 0; g < static_cast<int>(blocks_of(length) - whole * kParts); ++g)
+            for (int r = 0; r < R; ++r) {
+                const uint8_t* const piece = rows[r] + whole * kChunkBytes<F>;
+                const uint8_t* const block = piece + g * block_bytes(F);
+                const float own = Isa::half(block + kLayout<F>.scale_at);
+                const float least = kHasMinima<F> ? Isa::half(block + kLayout<F>.minimum_at) : own;
+                const float scale[2] = {own * of_x[g], 0.0f};
+                rests[r][g] += least * of_x[kEach + g];
+                sums[r][g % 4] = Isa::template add_products<F, P>(codes_at<F>(piece, g), x, whole * kPiece + g * kBlock,
+                                                                  scale, sums[r][g % 4]);
+            }
+    }
     for (int r = 0; r < R; ++r) {
         V sum = Isa::add(Isa::add(sums[r][0], sums[r][1]), Isa::add(sums[r][2], sums[r][3]));
         for (int g = 0; g < 16; g += Isa::kWidth) sum = Isa::add(sum, Isa::load(rests[r] + g));

@@ -2,6 +2,7 @@
 // determined, so a task must not depend on it; several callers may use one pool at once.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
@@ -37,13 +38,15 @@ class Pool {
     void run_jobs(int64_t count, int threads, bool in_sight, std::function<void(int64_t, int64_t)> task);
     Started start_jobs(int64_t count, int threads, bool in_sight, std::function<void(int64_t, int64_t)> task);
     void work();
+    void sleep(std::unique_lock<std::mutex>& lock);
     void withdraw(Job& job);
     void wait(Job& job);
 
     std::mutex mutex_;
     std::condition_variable wake_, done_;
     std::deque<Job*> jobs_;
-    int workers_ = 0;
+    std::atomic<int> num_jobs_{0};  // of jobs_, for helpers that spin
+    int workers_ = 0, asleep_ = 0;
 };
 
 // The number of forks between the program's first process and this one; threads of a smaller number are not there.
