@@ -3,8 +3,9 @@
 Both models are GGUF files that anyone can have. The larger one keeps the file's codes, so that all ways write the same
 text: greedy continuations of code, prose and chats. The baseline is a build of its own, without a draft model, in the
 same budget; llama.cpp maps the larger model's file and computes our text token by token. All run in turns, each in a
-process of its own under the kernel's caps of the device, with the memory that the larger of our processes takes. What a
-7B shape would gain follows from the passes of these runs and the law of every device's profile, half of it in DRAM.
+process of its own under the kernel's caps of the device: ours with the memory that the larger of our processes takes,
+llama.cpp's with the budget and what it keeps beside the weights. What a 7B shape would gain follows from the passes of
+these runs and the law of every device's profile, half of it in DRAM.
 """
 
 import heapq
@@ -124,6 +125,8 @@ class Plugin(Benchmark[Options]):
         paths = {"off": plain, "lookup": plain, "model": drafting}
         (plan,) = open_artifact(drafting).manifest.plans
         limit_bytes, scale = max(self._peak(path) for path in (plain, drafting)), self.options.scale
+        alone = apart(self, "mapped", str(files[0]), [[1, 2]])
+        llama_limit_bytes = llama_mmap.limit_bytes(row["budget_bytes"], alone)
         found: dict[str, list[dict[str, Any]]] = {way: [] for way in (*WAYS, "llama")}
         for _ in range(self.options.rounds):
             for way, path in paths.items():
@@ -132,7 +135,7 @@ class Plugin(Benchmark[Options]):
                 scale = caps.scale
                 found[way].append(measured)
             texts = [one["text"] for one in found["off"][-1].values()]
-            mapped = "mapped", self.options.device, scale, limit_bytes, str(files[0]), texts
+            mapped = "mapped", self.options.device, scale, llama_limit_bytes, str(files[0]), texts
             found["llama"].append(apart_under_caps(self, *mapped)[0])
         for kind in self.options.kinds:
             yield row | {"kind": kind, "draft_bytes": plan.draft_bytes, "scale": scale} | _row(found, kind)
@@ -149,7 +152,7 @@ class Plugin(Benchmark[Options]):
         return artifact_in(build(self.folder / "cells", **config))
 
     def _peak(self, path: Path) -> int:
-        """Returns the memory that llama.cpp and all ways of an artifact get."""
+        """Returns the memory that all ways of an artifact get."""
         drop_pages(path)
         with memory_group() as group:
             group.begin()

@@ -3,9 +3,10 @@
 Each model is a GGUF file that anyone can have (profiles/models). The product compiles it by its own rules for each
 share of the file's size as DRAM budget; stages that do not depend on the budget run once. llama.cpp maps the file. Both
 then compute the same text token by token, in turns, each in a process of its own under the kernel's caps of the device.
-The cap on memory is one for both: the most that the kernel counted for the artifact's process without a cap, which is
-the budget with the interpreter, its libraries and the page cache of files. The first text fills caches and is not
-counted. Quality is the build's own, on test text.
+The cap on the artifact's process is the most that the kernel counted for it without a cap, which is the budget with the
+interpreter, its libraries and the page cache of files. That on llama.cpp's process is the budget, which its weights
+get, with all that the process keeps beside them. The first text fills caches and is not counted. Quality is the
+build's own, on test text.
 """
 
 import os
@@ -36,6 +37,8 @@ from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.metrics import Metrics
 from tests.support.pipeline import build
 
+LEAST_BYTES = 10 * llama_mmap.SLACK_BYTES
+"""Least budget at which the slack of the caps does not decide a comparison."""
 TEXTS = 3
 """Texts of a process; the first one fills the caches."""
 OF_THE_BUILD = {
@@ -72,15 +75,17 @@ class Plugin(Benchmark[Options]):
         "rows[].stages.*.seconds?": "seconds of a stage's jobs in this build, summed",
         "rows[].stages.*.cpu_s?": "their processor seconds",
         "rows[].stages.*.peak_rss_bytes?": "largest memory of such a job",
-        "rows[].limit_bytes?": "cap on the memory of either process",
+        "rows[].limit_bytes?": "cap on the memory of the artifact's process",
+        "rows[].llama_limit_bytes?": "cap on that of llama.cpp's: the budget, and what it keeps beside the weights",
         "rows[].scale?": "share of the device's rates",
         "rows[].tokens_per_s?": "tokens per second of the artifact under the caps, the median of rounds",
         "rows[].read_bytes?": "bytes that the artifact reads per token",
-        "rows[].llama_tokens_per_s?": "tokens per second of llama.cpp under the same caps, the median of rounds; 0: it "
-        "was killed at the cap on memory",
+        "rows[].llama_tokens_per_s?": "tokens per second of llama.cpp under the device's caps, the median of rounds; "
+        "0: it was killed at the cap on memory",
         "rows[].over_llama?": "how many times faster the artifact is, formed in each round",
-        "over_llama.*.median": "median of over_llama at a share, over models",
-        "over_llama.*.worst": "least of over_llama at a share, over models",
+        "over_llama.*.median": "median of over_llama at a share, over models whose budget is at least ten times the "
+        "slack of a cap",
+        "over_llama.*.worst": "least of over_llama at a share, over the same models",
         "choice_seconds.*": "seconds of explore and allocate together, by model, in the first build",
         "demo_seconds?": "seconds of make demo in a fresh clone",
     }
@@ -103,7 +108,7 @@ class Plugin(Benchmark[Options]):
             return
         metrics = load_record(device / "metrics.json", Metrics)
         row |= {name: getattr(metrics, name) for name in OF_THE_BUILD}
-        yield row | {"stages": stages(device, started)} | self._beside_llama(device, file)
+        yield row | {"stages": stages(device, started)} | self._beside_llama(device, file, row["budget_bytes"])
 
     def _built(self, model: str, file: Path, budget_bytes: int) -> Path:
         """Builds an artifact; returns its device's build folder."""
@@ -111,24 +116,26 @@ class Plugin(Benchmark[Options]):
         config |= {"corpus": data() / "corpora" / "wikitext-2", "context_length": 512, "dram_budget": budget_bytes}
         return build(self.folder / model, **config, **(SHORT if self.options.short else {}))
 
-    def _beside_llama(self, device: Path, file: Path) -> dict[str, Any]:
-        """Returns both engines' speed in the same memory."""
+    def _beside_llama(self, device: Path, file: Path, budget_bytes: int) -> dict[str, Any]:
+        """Returns both engines' speed with the same DRAM for weights."""
         path, texts = artifact_in(device), self._texts(device)
         drop_pages(path)
         with memory_group() as group:
             group.begin()
             apart(self, "decoded", str(path), texts, run=lambda argv: run_here([*group.words, *argv]))
             limit_bytes = group.peak_bytes + llama_mmap.SLACK_BYTES
+        llama_limit_bytes = llama_mmap.limit_bytes(budget_bytes, apart(self, "mapped", str(file), texts))
         ours, theirs, scale = list[dict[str, float]](), list[float](), self.options.scale
         for _ in range(self.options.rounds):
             found, caps = self._capped("decoded", scale, limit_bytes, str(path), texts)
             scale = caps.scale  # another look at the disk may find another scale
             ours.append(found)
             with suppress(ColdpressError):  # killed at the cap on memory
-                theirs.append(self._capped("mapped", scale, limit_bytes, str(file), texts)[0]["token_s"])
+                theirs.append(self._capped("mapped", scale, llama_limit_bytes, str(file), texts)[0]["token_s"])
         token_s = [found["token_s"] for found in ours]
         row = {
             "limit_bytes": limit_bytes,
+            "llama_limit_bytes": llama_limit_bytes,
             "scale": scale,
             "tokens_per_s": 1 / statistics.median(token_s),
             "read_bytes": statistics.median(found["read_bytes"] for found in ours),
@@ -164,7 +171,9 @@ class Plugin(Benchmark[Options]):
     def figures(self, rows: Rows) -> Figures:
         found_at = {
             f"{share:.0%}": [
-                row["over_llama"]["median"] for row in rows if row["share"] == share and "over_llama" in row
+                row["over_llama"]["median"]
+                for row in rows
+                if row["share"] == share and "over_llama" in row and row["budget_bytes"] >= LEAST_BYTES
             ]
             for share in self.options.shares
         }

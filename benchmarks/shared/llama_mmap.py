@@ -3,7 +3,7 @@
 The export is the product's own (compiler/stages/export/gguf.py) in Q4_0, with the activation of llama.cpp's
 architecture: it computes the same products of the same matrices and reads the same bytes, but combines their sums
 otherwise. Its weights are pages of the file, which the kernel keeps as long as there is memory. The cap on memory is
-the budget plus the rest of this process's memory, which is measured before; so weights get the budget of our runtime.
+the budget plus this process's memory without files, which is measured before; so weights get the budget of our runtime.
 """
 
 import os
@@ -19,7 +19,7 @@ from coldpress.runtime.artifact.reader import open_artifact
 
 CONTEXT_LENGTH = 64
 SLACK_BYTES = 16 << 20
-"""Memory that the kernel keeps for a process beside its pages."""
+"""Memory of a process for its code, and what the kernel keeps for it."""
 UNCAPPED_BYTES = 4 << 30
 """Enough memory, beside the budget, to measure what llama.cpp keeps beside its weights."""
 
@@ -41,18 +41,18 @@ def export(artifact: Path, file: Path) -> None:
 
 
 def measure(file: Path, passages: np.ndarray, num_tokens: int) -> dict[str, float]:
-    """Decodes some tokens after the beginning of each passage; returns median speed and memory outside the file."""
+    """Decodes some tokens after the beginning of each passage; returns median speed and memory outside files."""
     engine = _mapped(file)
     speeds = [engine.generate(passage[:2].tolist(), num_tokens, ignore_eos=True)[1] for passage in passages]
-    return {"tokens_per_s": float(np.median(speeds[1:])), "own_bytes": own_bytes(file)}
+    return {"tokens_per_s": float(np.median(speeds[1:])), "own_bytes": own_bytes()}
 
 
 def follow(file: Path, passages: np.ndarray) -> dict[str, float]:
     """Computes given texts token by token, int [num_texts, T]; returns the mean over tokens of all texts but the
-    first, and memory outside the file."""
+    first, and memory outside files."""
     engine = _mapped(file)
     seconds = [engine.follow(passage.tolist()) for passage in passages]
-    return {"token_s": float(np.mean(seconds[1:])), "own_bytes": own_bytes(file)}
+    return {"token_s": float(np.mean(seconds[1:])), "own_bytes": own_bytes()}
 
 
 def _mapped(file: Path) -> LlamaCpp:
@@ -64,12 +64,7 @@ def limit_bytes(budget_bytes: int, measured: Mapping[str, float]) -> int:
     return int(budget_bytes + measured["own_bytes"]) + SLACK_BYTES
 
 
-def own_bytes(file: Path) -> int:
-    """Returns the resident bytes of this process without those of a mapped file."""
-    total, name = 0, ""
-    for line in Path("/proc/self/smaps").read_text().splitlines():
-        if re.match("^[0-9a-f]+-[0-9a-f]+ ", line):
-            name = " ".join(line.split()[5:])
-        elif line.startswith("Rss:") and name != str(file):
-            total += int(line.split()[1]) << 10
-    return total
+def own_bytes() -> int:
+    """Returns the bytes of this process that the kernel cannot drop: all but pages of files, of weights or code."""
+    (line,) = re.findall("^Anonymous: +([0-9]+) kB$", Path("/proc/self/smaps_rollup").read_text(), re.MULTILINE)
+    return int(line) << 10
