@@ -1,12 +1,12 @@
 """Compares ways to run a mixture of experts that does not fit in DRAM: bytes, reads, hits, seconds and divergence.
 
-`chosen` is a build whose cache, pinned units and reading ahead the product chooses. The units that its tokens use on
+`chosen` is a build whose cache, pinned units and preloading the product chooses. The units that its tokens use on
 test text are recorded, and replayed on the simulated device with the same buffers and DRAM under each cache policy
 alone, under the best possible one (Belady), and with pinned units alone. Policies that a run can follow also decode the
 text here: measured seconds are those of this machine's disk and processor, not of the device.
 `inside` leaves out units of experts, and `prior` prefers experts in DRAM as far as a divergence on validation text
 allows; each is a build of its own. What is not exact
-diverges from the exact run of the same codes on the same text. `ahead` reads ahead whether or not it pays. What reading
+diverges from the exact run of the same codes on the same text. `ahead` preloads whether or not it pays. What reading
 an expert's matrices apart could save has a bound: no order of a request's reads takes less time than all of its reads,
 or than all of its computing. Reading of `prior` is compared with exact routing of the
 same artifact, with the same cache and DRAM. The share of DRAM is that of the experts' bytes; everything else is in DRAM
@@ -56,7 +56,7 @@ BESIDES = (AHEAD, INSIDE, PRIOR)
 PROMPTS = (4, 32, 128)
 """Lengths of prompts whose prefill is measured, in tokens."""
 LIMITS = (0.003, 0.01, 0.03)
-DOES_NOT_FIT = ("are needed before any unit is cached", "leave nothing to read ahead")
+DOES_NOT_FIT = ("are needed before any unit is cached", "leave nothing to preload")
 """What a refusal says where a budget does not hold a way."""
 RIGHT = 1.05
 """A choice is right if it takes at most this times the seconds of the best alternative."""

@@ -1,11 +1,11 @@
-"""Measures the gain of reading ahead by similarity of layers (ActiveFlow 3, Figs. 16 and 17a) over not doing so.
+"""Measures the gain of preloading by similarity of layers (ActiveFlow 3, Figs. 16 and 17a) over not doing so.
 
 Layers of a 7B's proportions, `width` wide, in int4, have MLP inputs with the planted cosine from layer to layer
 (tests/support/similar.py); `cached` of the units are in DRAM. Each artifact decodes the same tokens with and without
-reading ahead, in turn, from this machine's disk. Both have the same DRAM budget, which includes the buffer for reading
-ahead. The benchmark first measures this machine as `coldpress device measure` does. That law gives
-the size of the buffer, and decides whether `preload=auto` would read ahead. Only `mlp_in`,
-the family that is read ahead, lies in groups; the other one lies layer by layer.
+preloading, in turn, from this machine's disk. Both have the same DRAM budget, which includes the preload
+buffer. The benchmark first measures this machine as `coldpress device measure` does. That law gives the size of the
+buffer, and decides whether `preload=auto` would preload. Only `mlp_in`, the family that is preloaded, lies in groups;
+the other one lies layer by layer.
 """
 
 import shutil
@@ -96,19 +96,19 @@ class Options:
 
 class Plugin(Benchmark[Options]):
     keys = {
-        "rows[].token_s": "seconds per token with reading ahead",
-        "rows[].token_s_before": "seconds per token without reading ahead",
-        "rows[].tokens_per_s": "tokens per second with reading ahead: 1 over the median of token_s",
-        "rows[].gain": "seconds per token without reading ahead over those with it, taken in each round",
-        "rows[].modelled_gain": "modelled seconds without reading ahead over those with it, by the device's law",
-        "rows[].auto": "whether preload=auto reads ahead at this modelled gain",
-        "rows[].precision": "share of the bytes of units read ahead that were requested afterwards",
-        "rows[].share_read_ahead": "share of the bytes of units both read and used that were read ahead",
-        "rows[].wasted_bytes_per_token": "bytes of units that were read ahead and never requested, per token",
-        "rows[].read_bytes_per_token": "bytes read from flash per token with reading ahead",
-        "rows[].read_bytes_per_token_before": "bytes read from flash per token without reading ahead",
-        "rows[].preload_buffer_bytes": "bytes of the buffer for reading ahead",
-        "wrong_rows": "rows in which auto reads ahead though every round is slower with it, or does not though every "
+        "rows[].token_s": "seconds per token with preloading",
+        "rows[].token_s_before": "seconds per token without preloading",
+        "rows[].tokens_per_s": "tokens per second with preloading: 1 over the median of token_s",
+        "rows[].gain": "seconds per token without preloading over those with it, taken in each round",
+        "rows[].modelled_gain": "modelled seconds without preloading over those with it, by the device's law",
+        "rows[].auto": "whether preload=auto preloads at this modelled gain",
+        "rows[].precision": "share of the bytes of units preloaded that were requested afterwards",
+        "rows[].share_read_ahead": "share of the bytes of units both read and used that were preloaded",
+        "rows[].wasted_bytes_per_token": "bytes of units that were preloaded and never requested, per token",
+        "rows[].read_bytes_per_token": "bytes read from flash per token with preloading",
+        "rows[].read_bytes_per_token_before": "bytes read from flash per token without preloading",
+        "rows[].preload_buffer_bytes": "bytes of the buffer for preloading",
+        "wrong_rows": "rows in which auto preloads though every round is slower with it, or does not though every "
         "round gains more than auto asks for",
     }
     is_timing = True

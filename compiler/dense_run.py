@@ -4,12 +4,12 @@ it if nothing is faster.
 It has the same weights in the same format, and uses all units on every token, or all units of the experts that a router
 picks, experts equally likely. Attention is resident. Either whole layers are pinned until the DRAM is spent, since a
 partly read layer still waits for a first byte; or every layer has as many pinned units, and the next layer's others are
-read ahead while a layer computes. The rest is streamed in the model's own order, in large sequential reads. Buffers are
-those of least time. A naive run pins nothing and reads nothing ahead (LLM in a flash, Table 2).
+preload while a layer computes. The rest is streamed in the model's own order, in large sequential reads. Buffers are
+those of least time. A naive run pins nothing and preloads nothing (LLM in a flash, Table 2).
 
-A token uses every unit, so reading ahead never reads the wrong one; a layer's request then reads the rest, which the
+A token uses every unit, so preloading never reads the wrong one; a layer's request then reads the rest, which the
 preload buffer had no room for. tests/compiler/test_dense_run.py checks that reads and seconds equal those of the store
-and its clock (runtime/store/ahead.py, clock.py).
+and its clock (runtime/store/preload.py, clock.py).
 """
 
 from collections.abc import Iterator, Sequence
@@ -35,10 +35,10 @@ from coldpress.runtime.dram.budget import table_bytes
 from coldpress.runtime.extents import span_bytes
 from coldpress.runtime.quantization._mixed import coarsest, format_at
 from coldpress.runtime.store import resident as besides
-from coldpress.runtime.store.ahead_room import first_batch
 from coldpress.runtime.store.clock import FlashQueue
-from coldpress.runtime.store.computing import Early, Weights, Work, deciding_seconds, request_work
+from coldpress.runtime.store.computing import Preloaded, Weights, Work, deciding_seconds, request_work
 from coldpress.runtime.store.planner import Strided, num_portions
+from coldpress.runtime.store.preload_room import first_batch
 from coldpress.schemas.device import DeviceProfile, Flash, flash_seconds
 from coldpress.schemas.families import (
     BLOCKS,
@@ -78,14 +78,14 @@ class DenseToken(NamedTuple):
     """Seconds of the requests."""
 
 
-class DenseAhead(NamedTuple):
+class DensePreload(NamedTuple):
     num_units: int
     reads: int
     read_bytes: int
     flash_s: float
 
 
-NO_AHEAD = DenseAhead(0, 0, 0, 0.0)
+NO_PRELOAD = DensePreload(0, 0, 0, 0.0)
 
 
 @dataclass(frozen=True)
@@ -128,28 +128,28 @@ class Stream:
             flash: Any = self.device.flash  # records are frozen, thus hashable, which type checkers do not see
             requests = _requests(flash, self.unit_bytes, buffer_bytes, count, shape) if times else ()
             for read, num_read in requests:
-                work = self._work(read, num_read, NO_AHEAD)
+                work = self._work(read, num_read, NO_PRELOAD)
                 seconds = read.flash_s, work.seconds, work.with_reads(read.arrival)
                 totals += times / len(requests) * np.array([read.num_reads, read.num_bytes, *seconds])
         return DenseToken(*totals.tolist())
 
-    def ahead(
+    def preloaded(
         self, num_streamed: int, buffer_bytes: int, preload_bytes: int, seconds_before: Sequence[float]
     ) -> DenseToken:
-        """Returns the figures of a token that reads `num_streamed` units, as many in each layer, the first of them
-        ahead; `seconds_before` is what each layer with units computes before its request."""
+        """Returns the figures of a token that reads `num_streamed` units, as many in each layer, and preloads the
+        first of them; `seconds_before` is what each layer with units computes before its request."""
         layers = self.num_layers
         flash: Any = self.device.flash
         counts = [units_of_layer(num_streamed, layer, layers) for layer in range(layers)]
-        aheads = [_ahead(flash, self.unit_bytes, preload_bytes, self.num_units, count) for count in counts]
+        preloads = [_preload(flash, self.unit_bytes, preload_bytes, self.num_units, count) for count in counts]
         queue, totals = FlashQueue(), np.zeros(5)
-        queue.begin(aheads[0].flash_s)  # the token before has read the first layer ahead
-        for layer, (count, early, before_s) in enumerate(zip(counts, aheads, seconds_before, strict=True)):
-            read = _request(flash, self.unit_bytes, buffer_bytes, self.num_units, count - early.num_units)
-            work = self._work(read, count, early)
+        queue.begin(preloads[0].flash_s)  # the token before has preloaded the first layer
+        for layer, (count, preload, before_s) in enumerate(zip(counts, preloads, seconds_before, strict=True)):
+            read = _request(flash, self.unit_bytes, buffer_bytes, self.num_units, count - preload.num_units)
+            work = self._work(read, count, preload)
             queue.compute(before_s)
-            request_s = queue.fetch_s(read.arrival, work, early=early.num_units > 0)
-            after = aheads[(layer + 1) % layers]
+            request_s = queue.fetch_s(read.arrival, work, needs_queue=preload.num_units > 0)
+            after = preloads[(layer + 1) % layers]
             guess_s = deciding_seconds(self.device, after.num_units > 0)
             queue.compute(guess_s)
             queue.begin(after.flash_s)
@@ -157,11 +157,11 @@ class Stream:
             totals += np.array([after.reads, after.read_bytes, after.flash_s, guess_s, guess_s])
         return DenseToken(*totals.tolist())
 
-    def _work(self, read: Reads, num_read: int, ahead: DenseAhead) -> Work:
-        read_bytes, early_bytes = num_read * self.unit_bytes, ahead.num_units * self.unit_bytes
-        early = Early(early_bytes, num_portions(early_bytes))
+    def _work(self, read: Reads, num_read: int, preload: DensePreload) -> Work:
+        read_bytes, preloaded_bytes = num_read * self.unit_bytes, preload.num_units * self.unit_bytes
+        preloaded = Preloaded(preloaded_bytes, num_portions(preloaded_bytes))
         ready_bytes = self.used_bytes - read_bytes
-        return request_work(self.device, self.weights, ready_bytes, read_bytes, 0, read.arrival.num_portions, early)
+        return request_work(self.device, self.weights, ready_bytes, read_bytes, 0, read.arrival.num_portions, preloaded)
 
 
 def units_of_layer(num_units: int, layer: int, layers: int) -> int:
@@ -188,14 +188,14 @@ def _request(flash: Flash, unit_bytes: int, buffer_bytes: int, units: int, count
 
 
 @lru_cache(maxsize=4096)
-def _ahead(flash: Flash, unit_bytes: int, preload_bytes: int, units: int, count: int) -> DenseAhead:
-    """Returns the reads ahead for a layer whose last `count` units are on flash: the first that fit the buffer."""
+def _preload(flash: Flash, unit_bytes: int, preload_bytes: int, units: int, count: int) -> DensePreload:
+    """Returns the preloads for a layer whose last `count` units are on flash: the first that fit the buffer."""
     if not count:
-        return NO_AHEAD
+        return NO_PRELOAD
     positions, units_on_flash = np.arange(units - count, units), Strided(0, unit_bytes, unit_bytes)
     batch = first_batch(units_on_flash, positions, flash.page_bytes.value, 0, preload_bytes)
     reads, read_bytes = len(batch.extents), batch.extents.num_bytes
-    return DenseAhead(batch.buffer_offset.size, reads, read_bytes, float(flash_seconds(flash, reads, read_bytes)))
+    return DensePreload(batch.buffer_offset.size, reads, read_bytes, float(flash_seconds(flash, reads, read_bytes)))
 
 
 def _used_together(units: int, experts: int, experts_per_token: int) -> list[np.ndarray]:
@@ -220,7 +220,7 @@ def dense_run(
     *,
     room_bytes: int | None = None,
     naive: bool = False,
-    reads_ahead: bool = True,
+    preloads: bool = True,
     family: FamilyName | None = None,
 ) -> DenseRun | None:
     """Returns the fastest dense run within `budget_bytes` of DRAM on `device`; None where its buffers alone exceed it.
@@ -247,10 +247,10 @@ def dense_run(
     runs = _Runs(stream, room, _Besides.of(manifest, plan), _RowReads.of(manifest, plan))
     whole = min((runs.in_whole_layers(size, pins=not naive) for size in sizes), key=_token_s)
     # a router's choice is not known before its layer
-    if naive or spec.is_mixture or not reads_ahead or whole.pinned_bytes == runs.units_bytes:
+    if naive or spec.is_mixture or not preloads or whole.pinned_bytes == runs.units_bytes:
         return whole
-    ahead = runs.best_ahead(whole.read_buffer_bytes, sizes, page_bytes)
-    return whole if ahead is None else min(whole, ahead, key=_token_s)
+    preloaded = runs.best_preloaded(whole.read_buffer_bytes, sizes, page_bytes)
+    return whole if preloaded is None else min(whole, preloaded, key=_token_s)
 
 
 def _stream(spec: ModelSpec, device: DeviceProfile, formats: Formats, family: FamilyName) -> Stream:
@@ -310,22 +310,22 @@ class _Runs:
         pinned = 0 if not pins else self.num_units if fits else (self.room_bytes - buffer_bytes) // size
         return self._run(self.stream.in_whole_layers(self.num_units - pinned, buffer_bytes), pinned, buffer_bytes, 0)
 
-    def best_ahead(self, buffer_bytes: int, buffer_sizes: Sequence[int], page_bytes: int) -> DenseRun | None:
-        """Returns the fastest run that reads ahead, None where no preload buffer fits: first the best preload buffer
+    def best_preloaded(self, buffer_bytes: int, buffer_sizes: Sequence[int], page_bytes: int) -> DenseRun | None:
+        """Returns the fastest run that preloads, None where no preload buffer fits: first the best preload buffer
         beside the given read buffer, then the best read buffer beside that."""
         room, least = self.room_bytes - buffer_bytes, span_bytes(self.stream.largest_bytes, page_bytes)
         missing_bytes = (self.num_units * self.stream.unit_bytes - room) // self.stream.num_layers
         most = min(room, 2 * missing_bytes + least)  # the buffer takes DRAM, so that more than this is missing
-        found = [self.ahead(buffer_bytes, size) for size in _buffer_sizes(least, most, page_bytes)]
+        found = [self.preloaded(buffer_bytes, size) for size in _buffer_sizes(least, most, page_bytes)]
         if not found:
             return None
         first = min(found, key=_token_s)
         others = [size for size in buffer_sizes if size + first.preload_buffer_bytes <= self.room_bytes]
-        return min((self.ahead(size, first.preload_buffer_bytes) for size in others), key=_token_s, default=first)
+        return min((self.preloaded(size, first.preload_buffer_bytes) for size in others), key=_token_s, default=first)
 
-    def ahead(self, buffer_bytes: int, preload_bytes: int) -> DenseRun:
+    def preloaded(self, buffer_bytes: int, preload_bytes: int) -> DenseRun:
         pinned = min(self.num_units, (self.room_bytes - buffer_bytes - preload_bytes) // self.stream.unit_bytes)
-        token = self.stream.ahead(self.num_units - pinned, buffer_bytes, preload_bytes, self.besides.seconds_before)
+        token = self.stream.preloaded(self.num_units - pinned, buffer_bytes, preload_bytes, self.besides.seconds_before)
         return self._run(token, pinned, buffer_bytes, preload_bytes)
 
     def _run(self, token: DenseToken, pinned: int, buffer_bytes: int, preload_bytes: int) -> DenseRun:
@@ -371,7 +371,7 @@ def formats_of(manifest: Manifest) -> Formats:
 class Buffers(NamedTuple):
     read: int
     preload: int
-    """0 where nothing is read ahead; else a dense run pins as many units in each layer."""
+    """0 where nothing is preloaded; else a dense run pins as many units in each layer."""
 
 
 def buffers_of(model: Model, sparsity: Sparsity, free_bytes: int, device: DeviceProfile) -> Buffers:
@@ -385,7 +385,7 @@ def buffers_of(model: Model, sparsity: Sparsity, free_bytes: int, device: Device
         shape = (sparsity.formats, sparsity.context_length, sparsity.budget.dram_budget_bytes, device)
         # in a group, one read brings a unit's parts of several layers
         alone = sparsity.layers_per_group == 1 and sparsity.is_whole
-        run = dense_run(model, *shape, sparsity.kv_cache, room_bytes=free_bytes, reads_ahead=alone, family=family)
+        run = dense_run(model, *shape, sparsity.kv_cache, room_bytes=free_bytes, preloads=alone, family=family)
         if run is not None:
             return Buffers(run.read_buffer_bytes, run.preload_buffer_bytes)
     page_bytes = device.flash.page_bytes.value

@@ -1,7 +1,7 @@
 """Models seconds, for the whole compiler: the time of requests for units on a device, with a cache, buffer and gap.
 
 `simulated` drives the runtime's own store on simulated flash (runtime/simulate.py) before any weight is on flash:
-cache, slots, read plan, reading ahead and clock are those of a run. It is the law: code that judges a choice by seconds
+cache, slots, read plan, preloading and clock are those of a run. It is the law: code that judges a choice by seconds
 calls it, or calls `Reading`, the form for searches that count many requests of one family: the same planner and the
 same law of one request, without a store. tests/compiler/test_seconds.py checks that the two are equal, and
 tests/compiler/test_order_cost.py does so for the compiled form in `order`.

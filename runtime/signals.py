@@ -21,7 +21,7 @@ from coldpress.runtime.cache import CachePolicy
 from coldpress.runtime.decoder.selection import Selection
 from coldpress.runtime.simulate import by_signals, simulate_choices, times_traced, token_seconds_of
 from coldpress.runtime.sparsity import used_experts
-from coldpress.runtime.store.ahead_room import reads_on
+from coldpress.runtime.store.preload_room import reads_on
 from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.families import BLOCKS, WHOLE_MLP, Signal, activity_of, num_experts, num_units, signal_of
 from coldpress.schemas.layout import Plan
@@ -113,7 +113,7 @@ def _check(field: str, array: np.ndarray, shape: tuple[int, ...]) -> None:
 
 def decide(artifact: Artifact, plan: Plan, signals: Signals) -> Decided:
     """Returns the figures of a token while the plan's selector chooses from `signals`. Raises `ColdpressError` if the
-    plan reads ahead, for which signals of all layers are needed, or its cache must know the requests to come."""
+    plan preloads, for which signals of all layers are needed, or its cache must know the requests to come."""
     _check_plan(artifact, plan)
     spec, selection = artifact.manifest.model, Selection(artifact, plan)
     traced = plan.model_copy(update={"parts": tuple(part for part in plan.parts if part.layer in signals.layers)})
@@ -141,7 +141,7 @@ def decide(artifact: Artifact, plan: Plan, signals: Signals) -> Decided:
 def _check_plan(artifact: Artifact, plan: Plan) -> None:
     if plan.preload_buffer_bytes and not reads_on(plan, artifact.manifest.flash.sections):
         raise ColdpressError(
-            f"the {plan.title} reads ahead, and the artifact has signals of some layers only, from which no layer can "
+            f"the {plan.title} preloads, and the artifact has signals of some layers only, from which no layer can "
             "guess for the next; add --preload off"
         )
     if plugins.load_class("coldpress.runtime.cache", CachePolicy, plan.cache).looks_ahead:

@@ -19,10 +19,10 @@ from coldpress.runtime.cache import CachePolicy
 from coldpress.runtime.flash import simulated
 from coldpress.runtime.sparsity import Residency, Selector, select_of
 from coldpress.runtime.store import computing, resident
-from coldpress.runtime.store.ahead_room import following, reads_on
 from coldpress.runtime.store.clock import Clock
 from coldpress.runtime.store.computing import NOTHING, Arrival
 from coldpress.runtime.store.facts import Key, Observer, Purpose
+from coldpress.runtime.store.preload_room import following, reads_on
 from coldpress.runtime.store.store import Store
 from coldpress.runtime.trace import END, FETCH, PRELOAD, RESET, ROWS, STREAM, Event
 from coldpress.schemas.compute import Overlap, overlapped_seconds
@@ -79,7 +79,7 @@ def simulate_choices(
     """
     flash, clock = simulated.Plugin(artifact, plan.queue_depth), Clock(artifact.manifest, plan)
     store, keys = Store(artifact, plan, flash, clock), [(part.layer, part.family) for part in plan.parts]
-    ahead, reads_rows = units_following(artifact, plan), times_traced(artifact.manifest, plan) == 1
+    after, reads_rows = units_following(artifact, plan), times_traced(artifact.manifest, plan) == 1
     for key, ids in (fill or {}).items():
         deque(store.submit(key, ids), maxlen=0)
     store.end_tokens()
@@ -89,8 +89,8 @@ def simulate_choices(
                 store.start_counting()
             for key in keys:
                 deque(store.submit(key, choose(key, token, store.residency(key))), maxlen=0)
-                if key in ahead:
-                    store.read_ahead(*ahead[key])
+                if key in after:
+                    store.preload(*after[key])
             if reads_rows:
                 read_some_rows(store, range(token, token + 1))
             store.end_tokens()
@@ -141,14 +141,14 @@ def pass_seconds(artifact: Artifact, plan: Plan, most_tokens: int) -> list[float
     manifests = [on_device(artifact, computing.in_pass(device, count)).manifest for count in counts]
     clocks = [Clock(manifest, plan) for manifest in manifests]
     store = Store(artifact, plan, simulated.Plugin(artifact, plan.queue_depth), *clocks)
-    units, ahead = all_units(artifact, plan), units_following(artifact, plan)
+    units, after = all_units(artifact, plan), units_following(artifact, plan)
     for _ in ("the first pass fills caches", "the second one counts"):
         for clock in clocks:
             clock.start()
         for key, ids in units.items():
             deque(store.submit(key, ids), maxlen=0)
-            if key in ahead:
-                store.read_ahead(*ahead[key])
+            if key in after:
+                store.preload(*after[key])
         store.end_tokens()
     times = times_traced(artifact.manifest, plan)
     return [
@@ -163,8 +163,8 @@ def all_units(artifact: Artifact, plan: Plan) -> dict[Key, np.ndarray]:
 
 
 def units_following(artifact: Artifact, plan: Plan) -> dict[Key, tuple[Key, np.ndarray]]:
-    """Returns what a dense run reads ahead after each part of the plan: the next one's units, which are no guess. It is
-    empty where the plan reads nothing ahead, and where units would have to be guessed."""
+    """Returns what a dense run preloads after each part of the plan: the next one's units, which are no guess. It is
+    empty where the plan preloads nothing, and where units would have to be guessed."""
     placed = placed_parts(plan, artifact.manifest.flash.sections)
     sections = [section for _, section in placed]
     if not plan.preload_buffer_bytes or not reads_on(plan, sections):
@@ -248,7 +248,7 @@ def replay(store: Store, trace: Iterable[Event]) -> None:
         elif event.kind == STREAM:
             deque(store.stream((event.layer, event.family), event.ids if event.ids.size else None), maxlen=0)
         elif event.kind == PRELOAD:
-            store.read_ahead((event.layer, event.family), event.ids)
+            store.preload((event.layer, event.family), event.ids)
         else:
             num_tokens = event.token - 1
             deque(store.submit((event.layer, event.family), event.ids, event.kept), maxlen=0)

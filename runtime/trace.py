@@ -3,7 +3,7 @@
 On disk a trace is one safetensors file without metadata, with n events in the order in which they happened:
 
 - `kind` uint8 [n]: 0 a family was streamed, 1 units were fetched, 2 a new context began, 3 the tokens of the
-  fetches since the last such event are decoded, 4 units were read ahead, 5 token embeddings were read from flash.
+  fetches since the last such event are decoded, 4 units were preloaded, 5 token embeddings were read from flash.
 - `token` int32 [n]: 0 for the prefill and for a new context; for what is fetched or preloaded, the first token that it
   is for, counted from 1; for the end of tokens, the number of tokens decoded so far.
 - `layer` int32 [n]; `family` uint8 [n], an index into the names.
@@ -25,7 +25,7 @@ from safetensors.numpy import save_file  # pyright: ignore[reportUnknownVariable
 
 from coldpress.runtime.artifact import tensor_files
 from coldpress.runtime.artifact.errors import TensorFileError, short
-from coldpress.runtime.store.facts import AheadFacts, Key, Observer, Purpose, RequestFacts, RowFacts
+from coldpress.runtime.store.facts import Key, Observer, PreloadFacts, Purpose, RequestFacts, RowFacts
 from coldpress.schemas.families import FAMILIES
 
 STREAM, FETCH, RESET, END, PRELOAD, ROWS = 0, 1, 2, 3, 4, 5
@@ -41,7 +41,7 @@ class Event:
     layer: int
     family: str
     ids: np.ndarray
-    """int32 ascending; empty unless units or rows were fetched or read ahead, or some of a family were streamed."""
+    """int32 ascending; empty unless units or rows were fetched or preload, or some of a family were streamed."""
     kept: np.ndarray | None = None
     """The ids that may stay in the cache, int32 ascending; None for all."""
 
@@ -61,7 +61,7 @@ class Recorder(Observer):
     def request(self, facts: RequestFacts) -> None:
         self.fetch(*facts.key, facts.ids, facts.may_stay)
 
-    def read_ahead(self, facts: AheadFacts) -> None:
+    def preloaded(self, facts: PreloadFacts) -> None:
         self.preload(*facts.key, facts.ids)
 
     def rows(self, facts: RowFacts) -> None:

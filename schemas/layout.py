@@ -134,9 +134,9 @@ class Plan(Extended):
     read_buffer_bytes: PositiveCount
     """Buffer of whole pages for reads; uncached units are used from it. It also bounds the blocks of the prefill."""
     preload_buffer_bytes: Count = 0
-    """Buffer of whole pages for reads ahead (ActiveFlow 3); 0 if nothing is read ahead."""
+    """Buffer of whole pages for preloads (ActiveFlow 3); 0 if nothing is preloaded."""
     preload_guess: Share = 1.0
-    """Fraction of the guessed units of a later layer that is read ahead, most certain first."""
+    """Fraction of the guessed units of a later layer that is preloaded, most certain first."""
     collapse_gap_bytes: Count
     """Two reads closer than this become one (Ripple 5.1)."""
     collapse: Collapse = "static"

@@ -49,7 +49,7 @@ class RunMetrics(Record):
     """Seconds that decoding waited for flash; with simulated flash, the seconds of the modelled device."""
     decode_s: float
     preload_reads: Count = 0
-    """The part of `reads` that was read ahead (ActiveFlow 3)."""
+    """The part of `reads` that was preloaded (ActiveFlow 3)."""
     preload_read_bytes: Count = 0
     preloaded_bytes: Count = 0
     preload_used_bytes: Count = 0
@@ -80,7 +80,7 @@ class RunMetrics(Record):
 
     @property
     def preload_precision(self) -> float:
-        """Returns the share of the units read ahead that were requested afterwards; 0 if none were read ahead."""
+        """Returns the share of the units preloaded that were requested afterwards; 0 if none were preloaded."""
         return self.preload_used_bytes / self.preloaded_bytes if self.preloaded_bytes else 0.0
 
     @property

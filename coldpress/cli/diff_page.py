@@ -18,7 +18,7 @@ from coldpress.schemas.manifest import Manifest
 from coldpress.schemas.metrics import Metrics
 
 LETTERS = ("A", "B")
-PLAN_COLUMNS = ("DRAM budget", "selector", "cache", "context", "KV cache", "collapse gap", "reads ahead")
+PLAN_COLUMNS = ("DRAM budget", "selector", "cache", "context", "KV cache", "collapse gap", "preload")
 
 
 @dataclass(frozen=True)

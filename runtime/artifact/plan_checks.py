@@ -64,8 +64,8 @@ def check_plan(facts: Facts, plan: Plan, field: str) -> None:
     least = span_bytes(unit_bytes, page_bytes)
     fits = plan.read_buffer_bytes >= least and plan.read_buffer_bytes % page_bytes == 0
     require(fits, "read_buffer_bytes", plan.read_buffer_bytes, f"whole pages, at least {least}")
-    ahead = plan.preload_buffer_bytes
-    require(ahead % page_bytes == 0, "preload_buffer_bytes", ahead, f"whole pages of {page_bytes}")
+    buffer_bytes = plan.preload_buffer_bytes
+    require(buffer_bytes % page_bytes == 0, "preload_buffer_bytes", buffer_bytes, f"whole pages of {page_bytes}")
     drafts = range(1, FEW_TOKENS) if plan.draft is not None else range(1)
     expected = f"{drafts[0]} to {drafts[-1]} with a draft" if plan.draft is not None else "0 without a draft"
     require(plan.draft_tokens in drafts, "draft_tokens", plan.draft_tokens, expected)

@@ -48,7 +48,7 @@ LADDER_STEPS = """steps of --ladder, each under the same DRAM budget:
   +linked over NAME    the same, but units that were read together are admitted together (Ripple 5.2)
   +overlap             compute while reads are under way
   +io_uring            read through io_uring, where the kernel has it
-  +preload             read ahead what later layers will probably need
+  +preload             preload what later layers will probably need
 A step that is slower is shown but not kept, unless later steps build on it.
 """
 BUDGET_HELP = "DRAM in bytes, or as 3GB, 1.5GiB, 50% (default: the artifact's largest plan)"
@@ -142,7 +142,7 @@ class ReadingFlags(OfArtifact):
         panel=RUN,
     )
     preload: Preload | None = option(
-        "read ahead what later layers will probably ask for, or nothing (default: as the plan says)",
+        "preload what later layers will probably ask for, or nothing (default: as the plan says)",
         type=click.Choice(get_args(Preload)),
         panel=RUN,
     )

@@ -3,7 +3,7 @@
 The steps follow LLM in a flash, Table 2, Ripple, Fig. 11, and ActiveFlow, Fig. 16, as far as one artifact can take
 them: all steps have the artifact's units and their order on flash. Each step adds one setting to the best of those
 before it. A step whose gain does not exceed its noise is shown and left out, unless later steps need it. All steps have
-the same DRAM budget. io_uring is a step where the kernel has it, and reading ahead is one where the units of a later
+the same DRAM budget. io_uring is a step where the kernel has it, and preloading is one where the units of a later
 layer can be guessed.
 """
 
@@ -19,7 +19,7 @@ from coldpress.runtime.cli import bench
 from coldpress.runtime.dram import budget
 from coldpress.runtime.generate.choice import DEFAULT_FLASH, choose_plan
 from coldpress.runtime.quantities import show_bytes, table
-from coldpress.runtime.store.ahead_room import NOTHING, Ahead, fitting
+from coldpress.runtime.store.preload_room import NOTHING, Preloading, fitting
 from coldpress.schemas.layout import Plan
 from coldpress.schemas.manifest import Manifest
 
@@ -46,7 +46,7 @@ MEANINGS = {
     "+linked": "runs of neighbours on flash enter that cache less often (Ripple)",
     "+overlap": "computing goes on while units are read",
     "+io_uring": "reads go through io_uring",
-    "+preload": "units that the next layers will probably use are read ahead (ActiveFlow)",
+    "+preload": "units that the next layers will probably use are preloaded (ActiveFlow)",
 }
 """The beginning of a step's name -> what the step does."""
 
@@ -102,7 +102,7 @@ def steps(manifest: Manifest, plan: Plan) -> tuple[LadderSetting, list[tuple[str
         return lambda before: replace(before, plan=_as_before(fitted, before.plan))
 
     policy = [] if base == "window" else [(f"+cache {base}", selecting(base, options))]
-    ahead = fitting(manifest, plan)
+    preloading = fitting(manifest, plan)
     return LadderSetting(dense.model_copy(update={"parts": nothing}), SERIAL), [
         ("hybrid", lambda before: replace(before, plan=dense)),
         (f"+selector {plan.method}", selecting("static", {})),
@@ -113,13 +113,13 @@ def steps(manifest: Manifest, plan: Plan) -> tuple[LadderSetting, list[tuple[str
         (f"+linked over {base}", selecting("linked", {"linked_over": base})),
         ("+overlap", lambda before: replace(before, flash=DEFAULT_FLASH)),
         *([] if _native.ring_error() else [("+io_uring", lambda before: replace(before, flash="io_uring"))]),
-        *([("+preload", lambda before: with_preload(manifest, before, ahead))] if ahead.buffer_bytes else []),
+        *([("+preload", lambda before: with_preload(manifest, before, preloading))] if preloading.buffer_bytes else []),
     ]
 
 
-def with_preload(manifest: Manifest, before: LadderSetting, ahead: Ahead) -> LadderSetting:
-    """Returns a setting that also reads ahead, in the same DRAM (ActiveFlow 3)."""
-    plan = before.plan.model_copy(update=ahead.fields)
+def with_preload(manifest: Manifest, before: LadderSetting, preloading: Preloading) -> LadderSetting:
+    """Returns a setting that also preloads, in the same DRAM (ActiveFlow 3)."""
+    plan = before.plan.model_copy(update=preloading.fields)
     return replace(before, plan=budget.refit(manifest, plan, plan.dram_budget_bytes))
 
 

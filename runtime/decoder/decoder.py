@@ -323,8 +323,10 @@ class Decoder:
         together = Tokens(spans, rotary, parts, kept_T, is_dense, prior)
         for layer in self._layers:
             x_TN, inputs = layer.forward(x_TN, together, units)
-            if decodes and self._store.ahead.enabled:  # only now, so that guessed reads do not delay the layer's own
-                self._store.ahead.layer_done(layer.number, inputs, self._choose)
+            if (
+                decodes and self._store.preloader.enabled
+            ):  # only now, so that guessed reads do not delay the layer's own
+                self._store.preloader.layer_done(layer.number, inputs, self._choose)
         for span in spans:  # only now: a pass that fails leaves the sequences as they were
             span.cache.length += span.num_tokens
         return self._norm.apply(x_TN)
@@ -369,7 +371,7 @@ class Decoder:
         return soft_cap(logits_TV, self.spec.logits_softcap)
 
     def _choose(self, key: Key, signal_TN: np.ndarray, residency: Residency) -> tuple[list[np.ndarray], np.ndarray]:
-        """Chooses a layer's units from another layer's input; see `coldpress.runtime.store.ahead.Choose`."""
+        """Chooses a layer's units from another layer's input; see `coldpress.runtime.store.preload.Choose`."""
         layer, family = key
         experts_TE = None
         if FAMILIES[family].signal == "mlp_input":

@@ -17,7 +17,7 @@ from coldpress.runtime.quantities import parse_bytes
 from coldpress.runtime.routing import EXACT
 from coldpress.runtime.routing import read_choice as read_routing
 from coldpress.runtime.sparsity import Selector, sees_others, uses_read_units
-from coldpress.runtime.store.ahead_room import wanted
+from coldpress.runtime.store.preload_room import wanted
 from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.layout import Collapse, KvCacheFormat, Plan, Preload
 from coldpress.schemas.manifest import Manifest
@@ -46,7 +46,7 @@ def choose_plan(
     Raises:
         DoesNotFitError: if the budget cannot hold what must stay in DRAM.
         ColdpressError: for an unknown name, a selector or a routing that the artifact cannot serve, if nothing can be
-            read ahead, or for an adaptive gap where the gap decides which units a token uses.
+            preload, or for an adaptive gap where the gap decides which units a token uses.
     """
     if selector is not None:
         check_selector(selector, manifest)
@@ -60,8 +60,8 @@ def choose_plan(
     policy, options = chosen or (plan.cache, plan.cache_options)
     changes: dict[str, object] = {"cache": policy, "cache_options": options}
     if preload is not None:
-        ahead = wanted(manifest, plan, preload)
-        changes |= {"preload_buffer_bytes": ahead.buffer_bytes, "preload_guess": ahead.guess}
+        found = wanted(manifest, plan, preload)
+        changes |= {"preload_buffer_bytes": found.buffer_bytes, "preload_guess": found.guess}
     if selector not in (None, plan.method):
         used = plugins.load("coldpress.runtime.sparsity", Selector, selector).NEEDS_PREDICTORS
         predictor_bytes = contents.layout_bytes(contents.predictor_tensors(manifest)) if used else 0

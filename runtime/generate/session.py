@@ -94,7 +94,7 @@ class Session:
             activations: The type that decoding rounds vectors to before products: `fp32`, `int16` or `int8`.
             kv_cache: The format of keys and values, `fp16` or `int8`; None for the plan's.
             collapse: Whether reads are joined over the plan's gap or an adaptive one; None for the plan's setting.
-            preload: Whether units that later layers will probably ask for are read ahead; None for the plan's setting.
+            preload: Whether units that later layers will probably ask for are preloaded; None for the plan's setting.
             routing: How routers choose experts, `top_k` or as `cache_prior:0.2`; None for the plan's.
             device: The device to simulate; None for the one that the artifact was compiled for.
             modelled: Whether metrics also tell modelled seconds on the artifact's device; with `simulated` flash too.

@@ -7,8 +7,8 @@ follows the law of schemas/device.py, computing that of runtime/store/computing.
 import numpy as np
 
 from coldpress.runtime.store import planner
-from coldpress.runtime.store.computing import NOTHING, Arrival, Early, Work, deciding_seconds, request_work
-from coldpress.runtime.store.facts import AheadFacts, Observer, RequestFacts
+from coldpress.runtime.store.computing import NOTHING, Arrival, Preloaded, Work, deciding_seconds, request_work
+from coldpress.runtime.store.facts import Observer, PreloadFacts, RequestFacts
 from coldpress.runtime.store.resident import chosen_from, seconds_before
 from coldpress.schemas.device import Flash, flash_seconds
 from coldpress.schemas.layout import Plan
@@ -26,11 +26,11 @@ class FlashQueue:
         """Computes while no request waits; queued reads go on meanwhile."""
         self._left_s = max(0.0, self._left_s - seconds)
 
-    def fetch_s(self, reads: Arrival, work: Work, *, early: bool) -> float:
+    def fetch_s(self, reads: Arrival, work: Work, *, needs_queue: bool) -> float:
         """Returns the seconds of a request, see `computing.fetch_seconds`. Its reads queue behind earlier ones. It
-        waits for the earlier ones only if they bring some of its units (`early`), or if it reads, too."""
+        waits for the earlier ones only if they bring some of its units (`needs_queue`), or if it reads, too."""
         self.compute(work.deciding_s)
-        seconds = work.with_reads(reads, self._left_s if early or reads.num_portions else 0.0)
+        seconds = work.with_reads(reads, self._left_s if needs_queue or reads.num_portions else 0.0)
         self._left_s = max(0.0, self._left_s + reads.flash_s - (seconds - work.deciding_s))
         return seconds
 
@@ -60,17 +60,17 @@ class Clock(Observer):
     def request(self, facts: RequestFacts) -> None:
         reads = arrival(self._flash, facts.plan, facts.buffer_bytes, facts.room_bytes)
         size, weights = facts.unit_bytes, self._weights[facts.key]
-        early = Early(facts.num_early * size, planner.num_portions(facts.num_early * size))
-        read_bytes, stored_bytes = early.num_bytes + facts.num_read * size, facts.num_stored * size
+        preloaded = Preloaded(facts.num_preloaded * size, planner.num_portions(facts.num_preloaded * size))
+        read_bytes, stored_bytes = preloaded.num_bytes + facts.num_read * size, facts.num_stored * size
         work = request_work(
-            self._device, weights, facts.num_resident * size, read_bytes, stored_bytes, reads.num_portions, early
+            self._device, weights, facts.num_resident * size, read_bytes, stored_bytes, reads.num_portions, preloaded
         )
         self._queue.compute(self._seconds_before.get(facts.key, 0.0))
         self.flash_s += reads.flash_s
         self.work_s += work.seconds
-        self.fetch_s += self._queue.fetch_s(reads, work, early=facts.num_early > 0)
+        self.fetch_s += self._queue.fetch_s(reads, work, needs_queue=facts.num_preloaded > 0)
 
-    def read_ahead(self, facts: AheadFacts) -> None:
+    def preloaded(self, facts: PreloadFacts) -> None:
         """Counts the time of a guess even if nothing is read for it."""
         guess_s = deciding_seconds(self._device, facts.batch is not None)
         self._queue.compute(guess_s)

@@ -5,7 +5,7 @@ and copying are bound by DRAM bandwidth: nothing else is known, and the seconds 
 LLM in a flash 3 has the same parts (I/O, memory management, computing) and adds them up. Here a request computes with
 the units in DRAM while it reads, and with each portion of what it reads while the device reads the next one: the first
 portion's reads and the last portion's computing overlap with nothing. Resident weights are used between requests,
-because the next request depends on their results; only reads ahead run meanwhile.
+because the next request depends on their results; only preloads run meanwhile.
 """
 
 import math
@@ -47,15 +47,15 @@ NOTHING = Arrival(0.0, 0, True)
 """A request that does not read."""
 
 
-class Early(NamedTuple):
-    """The units of a request that were read ahead."""
+class Preloaded(NamedTuple):
+    """The units of a request that were preloaded."""
 
     num_bytes: int
     num_portions: int
     """Portions that can be used one after another; all are there when the device has read them all."""
 
 
-NO_EARLY = Early(0, 0)
+NO_PRELOADED = Preloaded(0, 0)
 
 
 class Work(NamedTuple):
@@ -67,20 +67,20 @@ class Work(NamedTuple):
     """Products with units in DRAM, while the first reads are under way."""
     arriving_s: float
     """Products with units that its own reads bring, their copies, and the handling of portions."""
-    early_s: float = 0.0
-    """The same with units that were read ahead: used after those in DRAM, and before the others."""
+    preloaded_s: float = 0.0
+    """The same with units that were preloaded: used after those in DRAM, and before the others."""
 
     @property
     def seconds(self) -> float:
-        return self.deciding_s + self.ready_s + self.early_s + self.arriving_s
+        return self.deciding_s + self.ready_s + self.preloaded_s + self.arriving_s
 
     def with_reads(self, reads: Arrival, queued_s: float = 0.0) -> float:
         """Returns the request's seconds: a flow of portions from the device to the processor.
 
         `queued_s` are seconds of earlier reads that the device finishes first, and that the request waits for. Units
-        that were read ahead are there when they are over.
+        that were preloaded are there when they are over.
         """
-        ready_s = max(self.ready_s, queued_s) + self.early_s
+        ready_s = max(self.ready_s, queued_s) + self.preloaded_s
         portions = max(1, reads.num_portions)
         portion_s, used_s = reads.flash_s / portions, self.arriving_s / portions
         first_s = queued_s + portion_s
@@ -174,25 +174,28 @@ def request_work(
     read_bytes: int,
     kept_bytes: int,
     num_portions: int,
-    early: Early = NO_EARLY,
+    preloaded: Preloaded = NO_PRELOADED,
 ) -> Work:
     """Returns what one request for units costs beside its reads.
 
     Args:
         ready_bytes: Bytes of the units in DRAM that it uses.
-        read_bytes: Bytes of the units that it uses from flash, read now or ahead.
+        read_bytes: Bytes of the units that it uses from flash, read now or preloaded.
         kept_bytes: Bytes of those that go to slots.
         num_portions: The portions in which its reads arrive; 0 if it does not read.
-        early: The part of `read_bytes` that was read ahead.
+        preloaded: The part of `read_bytes` that was preloaded.
     """
     deciding_s = deciding_seconds(device, read_bytes > 0)
     density = (ready_bytes + read_bytes) / weights.num_bytes if weights.num_bytes else 1.0
     ready_s = weight_seconds(device, weights.format, ready_bytes, density)
     read_s = weight_seconds(device, weights.format, read_bytes, density)
     used_s = read_s + copy_seconds(device, kept_bytes)
-    early_share, portion_s = early.num_bytes / max(1, read_bytes), _stated(device.compute and device.compute.portion_s)
-    arriving_s = (1 - early_share) * used_s + num_portions * portion_s
-    return Work(deciding_s, ready_s, arriving_s, early_share * used_s + early.num_portions * portion_s)
+    preloaded_share, portion_s = (
+        preloaded.num_bytes / max(1, read_bytes),
+        _stated(device.compute and device.compute.portion_s),
+    )
+    arriving_s = (1 - preloaded_share) * used_s + num_portions * portion_s
+    return Work(deciding_s, ready_s, arriving_s, preloaded_share * used_s + preloaded.num_portions * portion_s)
 
 
 def fetch_seconds(

@@ -3,15 +3,15 @@
 import hashlib
 from dataclasses import dataclass, fields
 
-from coldpress.runtime.store.facts import AheadFacts, Observer, Purpose, RequestFacts, RowFacts
+from coldpress.runtime.store.facts import Observer, PreloadFacts, Purpose, RequestFacts, RowFacts
 from coldpress.runtime.store.planner import ReadBatch
 
-DECODING = (Purpose.REQUEST, Purpose.AHEAD, Purpose.ROWS)
+DECODING = (Purpose.REQUEST, Purpose.PRELOAD, Purpose.ROWS)
 
 
 @dataclass
 class Counters(Observer):
-    """Counts reads and units by purpose: fields up to `preload_used_bytes` count requests and reads ahead, `prefill_`
+    """Counts reads and units by purpose: fields up to `preload_used_bytes` count requests and preloads, `prefill_`
     dense passes, `load_` pinned units. Fields that `RunMetrics` also has are copied to it under the same name."""
 
     hits: int = 0
@@ -44,12 +44,12 @@ class Counters(Observer):
         if missing:
             self.misses += missing
             self.evictions += facts.num_evicted
-            self.used_bytes += (facts.num_read + facts.num_early) * size
-            self.active_bytes += (facts.num_read + facts.num_early) * size
-            self.preload_used_bytes += facts.num_early * size
+            self.used_bytes += (facts.num_read + facts.num_preloaded) * size
+            self.active_bytes += (facts.num_read + facts.num_preloaded) * size
+            self.preload_used_bytes += facts.num_preloaded * size
             self.kept_bytes += facts.num_stored * size
 
-    def read_ahead(self, facts: AheadFacts) -> None:
+    def preloaded(self, facts: PreloadFacts) -> None:
         if facts.batch is not None:
             self.preload_reads += len(facts.batch.extents)
             self.preload_read_bytes += facts.batch.extents.num_bytes

@@ -1,4 +1,4 @@
-"""Records of a store's work, for its observers: of each request, each call that reads ahead, and each pass's rows.
+"""Records of a store's work, for its observers: of each request, each call that preloads, and each pass's rows.
 
 The store decides and reads. Everything else observes it: counters, the digest over all reads, the recorder of a trace,
 the adaptive gap, and the clock of a simulation. No observer changes a decision of the request that it is told about, so
@@ -20,7 +20,7 @@ Key = tuple[int, FamilyName]
 
 class Purpose(Enum):
     REQUEST = "request"
-    AHEAD = "ahead"
+    PRELOAD = "preload"
     STREAM = "stream"
     LOAD = "load"
     ROWS = "rows"
@@ -43,12 +43,12 @@ class RequestFacts(NamedTuple):
     """Units of `ids` that were in DRAM."""
     num_resident: int
     """Units that are used from DRAM: the hits, and under `use_read_units` all other units in DRAM."""
-    num_early: int = 0
-    """Missing units that were read ahead."""
+    num_preloaded: int = 0
+    """Missing units that were preloaded."""
     num_read: int = 0
     """Units that are used from the request's own reads."""
     num_stored: int = 0
-    """Units, read now or ahead, that go to slots."""
+    """Units, read now or preloaded, that go to slots."""
     num_evicted: int = 0
     plan: ReadPlan = NO_READS
 
@@ -60,10 +60,10 @@ class RequestFacts(NamedTuple):
     @property
     def wanted_bytes(self) -> int:
         """Bytes of the units that the reads were planned for."""
-        return (self.num_misses - self.num_early) * self.unit_bytes
+        return (self.num_misses - self.num_preloaded) * self.unit_bytes
 
 
-class AheadFacts(NamedTuple):
+class PreloadFacts(NamedTuple):
     key: Key
     ids: np.ndarray
     """int32 [k]: the guess."""
@@ -85,7 +85,7 @@ class Observer:
     def request(self, facts: RequestFacts) -> None:
         """A request was decided; its reads begin next."""
 
-    def read_ahead(self, facts: AheadFacts) -> None:
+    def preloaded(self, facts: PreloadFacts) -> None:
         """Units were guessed; their reads, if any, have begun."""
 
     def stream(self, key: Key, ids: np.ndarray | None) -> None:
@@ -112,7 +112,7 @@ class Observers:
 
     def __init__(self, observers: Sequence[Observer]) -> None:
         self.request = [each.request for each in observers if type(each).request is not Observer.request]
-        self.read_ahead = [each.read_ahead for each in observers if type(each).read_ahead is not Observer.read_ahead]
+        self.preloaded = [each.preloaded for each in observers if type(each).preloaded is not Observer.preloaded]
         self.stream = [each.stream for each in observers if type(each).stream is not Observer.stream]
         self.rows = [each.rows for each in observers if type(each).rows is not Observer.rows]
         self.began = [each.began for each in observers if type(each).began is not Observer.began]

@@ -9,9 +9,9 @@ import numpy as np
 
 from coldpress.runtime.flash import Flash, Landing, Ticket
 from coldpress.runtime.store import planner
-from coldpress.runtime.store.ahead import EarlyUnits
 from coldpress.runtime.store.facts import Observers, Purpose
 from coldpress.runtime.store.memory import Half, PoolMemory, copy_rows
+from coldpress.runtime.store.preload import PreloadedUnits
 from coldpress.runtime.store.slots import Part
 
 Reads = TypeVar("Reads", bound=planner.ReadBatch)
@@ -119,7 +119,7 @@ class Incoming(Generic[Reads]):
 class Request:
     """Units on their way into memory; iterate over a request once to get them in batches.
 
-    The first batches hold units in memory, the next units read ahead, the last the other units, as reads land. Use a
+    The first batches hold units in memory, the next units preloaded, the last the other units, as reads land. Use a
     batch before taking the next one, which may overwrite units without a slot. If a request fails or is closed early,
     the cache forgets the units that were not read. `Store.submit` closes the previous request.
     """
@@ -132,7 +132,7 @@ class Request:
         resident: Batch,
         evicted_hits: Batch | None,
         planned: PlannedUnits,
-        early: list[EarlyUnits],
+        preloaded: list[PreloadedUnits],
         replan: Callable[[np.ndarray], PlannedUnits],
     ) -> None:
         """Begins the reads, unless they would overwrite units that the token uses first.
@@ -141,10 +141,10 @@ class Request:
             evicted_hits: Other units in memory, whose slots the reads will overwrite: `use_read_units` lets a token use
                 units that its own request evicts.
             planned: The units that are read now.
-            replan: Plans the reads of `early` units whose reads failed.
+            replan: Plans the reads of `preloaded` units whose reads failed.
         """
         self._device, self._part, self._memory, self._replan = device, part, memory, replan
-        self._resident, self._evicted_hits, self._planned, self._early = resident, evicted_hits, planned, early
+        self._resident, self._evicted_hits, self._planned, self._preloaded = resident, evicted_hits, planned, preloaded
         self._incoming: Incoming[planner.ReadBatch] | None = None
         if evicted_hits is None:
             self._begin(planned)
@@ -171,8 +171,8 @@ class Request:
                 self._begin(self._planned)
             if self._resident.ids.size:
                 yield self._resident
-            for early in self._early:
-                yield from self._read_ahead(early)
+            for one in self._preloaded:
+                yield from self._from_region(one)
             while self._incoming is not None:
                 for batch, ticket, half in self._incoming:
                     # portions let a token compute before the rest lands; a simulation neither computes nor waits
@@ -184,22 +184,22 @@ class Request:
                         # stored units, too, are used where they landed: one batch costs less than one for each place
                         yield Batch(ids, batch.buffer_offset[first:stop].astype(np.int32), half.rows)
                 self._incoming = None
-                if self._early:
+                if self._preloaded:
                     self._read_lost()
         finally:
             self.close()
 
-    def _read_ahead(self, early: EarlyUnits) -> Iterator[Batch]:
-        """Yields units that were read ahead, as they arrive; copies those that the cache admitted to their slots."""
-        for ids, places in early.arrivals(planner.ARRIVAL_BYTES):
+    def _from_region(self, preloaded: PreloadedUnits) -> Iterator[Batch]:
+        """Yields units that were preloaded, as they arrive; copies those that the cache admitted to their slots."""
+        for ids, places in preloaded.arrivals(planner.ARRIVAL_BYTES):
             stored = self._part.cache.contains(ids)
             if self._device.flash.moves_data:
-                copy_rows(early.rows, places[stored], self._memory.slots.rows, self._part.slots(ids[stored]))
-            yield Batch(ids, places, early.rows)
+                copy_rows(preloaded.rows, places[stored], self._memory.slots.rows, self._part.slots(ids[stored]))
+            yield Batch(ids, places, preloaded.rows)
 
     def _read_lost(self) -> None:
-        """Reads the units whose reads ahead failed without an error so far; if data is damaged, that raises it."""
-        lost = [units for early in self._early if (units := early.give_up()).size]
+        """Reads the units whose preloads failed without an error so far; if data is damaged, that raises it."""
+        lost = [units for one in self._preloaded if (units := one.give_up()).size]
         if lost:
             self._begin(self._replan(np.concatenate(lost)))
 
@@ -207,7 +207,7 @@ class Request:
         """Gives up the units that have not arrived; does nothing the second time."""
         if self._incoming is not None:
             self._incoming.close()
-        for units in (self._planned, *self._early):
+        for units in (self._planned, *self._preloaded):
             if units.num_read < units.ids.size:
                 self._part.forget(units.ids[units.num_read :])
                 units.num_read = units.ids.size

@@ -61,7 +61,7 @@ def bytes_before(manifest: Manifest, plan: Plan) -> dict[tuple[int, FamilyName],
 
 
 def seconds_before(manifest: Manifest, plan: Plan) -> dict[tuple[int, FamilyName], float]:
-    """Returns, for each layer's first request for MLP units, the seconds in which reads ahead run before it."""
+    """Returns, for each layer's first request for MLP units, the seconds in which preloads run before it."""
     device = manifest.device
     return {
         key: computing.dense_seconds(device, num_bytes) + computing.layer_seconds(device)

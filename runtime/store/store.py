@@ -28,13 +28,13 @@ from coldpress.runtime.dram.memory import peak_rss_bytes
 from coldpress.runtime.flash import Flash
 from coldpress.runtime.sparsity import Residency, uses_read_units
 from coldpress.runtime.store import planner
-from coldpress.runtime.store.ahead import EarlyUnits, ReadAhead
 from coldpress.runtime.store.clock import Clock
 from coldpress.runtime.store.counters import Counters
 from coldpress.runtime.store.dense import DensePass, DensePlan, ResidentPass
 from coldpress.runtime.store.facts import Key, Observer, Observers, Purpose, RequestFacts
 from coldpress.runtime.store.gap import AdaptiveGap
 from coldpress.runtime.store.memory import Memory, PoolMemory
+from coldpress.runtime.store.preload import PreloadedUnits, Preloader
 from coldpress.runtime.store.request import Batch, Device, Incoming, PlannedUnits, Request
 from coldpress.runtime.store.resident import row_seconds, token_seconds
 from coldpress.runtime.store.rows import Rows
@@ -90,13 +90,13 @@ class Store:
         self._observers = Observers((self.counters, *([self._gap] if self._gap else []), *self._given_observers))
         self._device = Device(flash, self._observers)
         self._parts = parts_of(artifact, plan, requests)
-        self.ahead = self._read_ahead_of(plan)
+        self.preloader = self._preloader_of(plan)
         self._under_way: Request | DensePass | None = None
         return {key: np.flatnonzero(part.cache.present) for key, part in self._parts.items()}
 
-    def _read_ahead_of(self, plan: Plan) -> ReadAhead:
+    def _preloader_of(self, plan: Plan) -> Preloader:
         begin, zeros, sections = self._device.begin, self._memory.zeros, self._manifest.flash.sections
-        return ReadAhead(plan, sections, self._page_bytes, self._parts, begin, zeros, self._observers)
+        return Preloader(plan, sections, self._page_bytes, self._parts, begin, zeros, self._observers)
 
     @property
     def dram_used_bytes(self) -> int:
@@ -121,11 +121,11 @@ class Store:
             self._memory.take(plan)
             self.plan = plan
             self._release_rows(plan)
-            self.ahead.close()  # its memory is freed before pools grow
+            self.preloader.close()  # its memory is freed before pools grow
             moves, unread = resized(artifact, plan, self._parts)
             self._memory.move(moves)
             self._memory.resize_buffer(loading=True)
-            self.ahead = self._read_ahead_of(plan)
+            self.preloader = self._preloader_of(plan)
             self._load(unread)
 
     def switch(self, artifact: Artifact, plan: Plan) -> None:
@@ -140,7 +140,7 @@ class Store:
     def _renew(self, artifact: Artifact, plan: Plan) -> None:
         if self.clock is not None:
             self.clock.follow(self._manifest, plan)
-        self.ahead.close()
+        self.preloader.close()
         self._release_rows(plan)
         self._parts = {}  # freed before the new ones exist
         self._memory.renew(plan)
@@ -213,7 +213,7 @@ class Store:
 
     def close(self) -> None:
         self._settle()
-        self.ahead.drop()
+        self.preloader.drop()
         if self._rows is not None:
             self._rows.drop()
         self._device.flash.close()
@@ -221,7 +221,7 @@ class Store:
     def reset(self) -> None:
         """Begins a new context, for example another prompt: counts per context restart at zero; units stay."""
         self._settle()
-        self.ahead.drop()  # only a token that failed has left any
+        self.preloader.drop()  # only a token that failed has left any
         for reset in self._observers.reset:
             reset()
         for part in self._parts.values():
@@ -233,13 +233,13 @@ class Store:
         num_evicted = 0
         for part in self._parts.values():
             num_evicted += part.end_tokens(count)
-        self.ahead.end_tokens()
+        self.preloader.end_tokens()
         for end_tokens in self._observers.end_tokens:
             end_tokens(count, num_evicted)
 
-    def read_ahead(self, key: Key, ids: np.ndarray) -> None:
+    def preload(self, key: Key, ids: np.ndarray) -> None:
         self._settle()
-        self.ahead.begin(key, ids)
+        self.preloader.begin(key, ids)
 
     def submit(self, key: Key, ids: np.ndarray, kept: np.ndarray | None = None) -> "Request | tuple[Batch, ...]":
         """Makes all decisions about the units that a token uses, and begins to read the missing ones.
@@ -274,8 +274,8 @@ class Store:
         hits, misses = ids[present], ids[~present]
         # The order matters: reads are planned from the cache before `admit` changes it, and observers learn of the
         # request before its first read begins.
-        early = self.ahead.take(key, misses) if self.ahead.enabled else []
-        plan, units = self._reads_for(part, memory, misses, early)
+        preloaded = self.preloader.take(key, misses) if self.preloader.enabled else []
+        plan, units = self._reads_for(part, memory, misses, preloaded)
         used = _where(part.cache.present) if self._use_read_units else hits
         slots = part.slots(used)  # read before `admit` gives the slots of evicted units to others
         admitted, evicted = part.admit(misses if kept is None else misses[np.isin(misses, kept, assume_unique=True)])
@@ -283,7 +283,7 @@ class Store:
             *known,
             num_hits=hits.size,
             num_resident=used.size,
-            num_early=sum(each.ids.size for each in early),
+            num_preloaded=sum(each.ids.size for each in preloaded),
             num_read=units.size,
             num_stored=admitted.size,
             num_evicted=evicted.size,
@@ -296,17 +296,17 @@ class Store:
             evicted_hits, resident = resident.some(is_evicted), resident.some(~is_evicted)
         planned = PlannedUnits(plan, units, part.cache.contains(units), part.slots(units))
         replan = partial(self._planned, part, memory)
-        self._under_way = Request(self._device, part, memory, resident, evicted_hits, planned, early, replan)
+        self._under_way = Request(self._device, part, memory, resident, evicted_hits, planned, preloaded, replan)
         return self._under_way
 
     def _reads_for(
-        self, part: Part, memory: PoolMemory, misses: np.ndarray, early: list[EarlyUnits]
+        self, part: Part, memory: PoolMemory, misses: np.ndarray, preloaded: list[PreloadedUnits]
     ) -> tuple[planner.ReadPlan, np.ndarray]:
-        """Plans the reads for the units of `misses` that were not read `early`. Returns the plan, and the units that
+        """Plans the reads for the units of `misses` that were not `preloaded`. Returns the plan, and the units that
         the token takes from it, int32 in flash order."""
         wanted = np.zeros(part.order.size, bool)
         wanted[part.position[misses]] = True
-        for each in early:
+        for each in preloaded:
             wanted[part.position[each.ids]] = False
         positions = wanted.nonzero()[0]  # a mask over positions sorts by flash position without a sort
         longest = memory.longest_read_bytes
@@ -316,14 +316,14 @@ class Store:
             # the reads bring these units anyway, so the token uses all of them that are not yet in memory
             brought = planner.brought(part.units, part.order.size, plan.extents)
             in_memory = part.cache.present
-            for each in early:
+            for each in preloaded:
                 in_memory[each.ids] = True
             positions = brought[~in_memory[part.order[brought]]]
             plan = planner.inside(part.units, positions, plan.extents)
         return plan, part.units_at(positions)
 
     def _planned(self, part: Part, memory: PoolMemory, ids: np.ndarray) -> PlannedUnits:
-        """Plans the reads for units of a part with the plan's gap, for loading and for failed reads ahead."""
+        """Plans the reads for units of a part with the plan's gap, for loading and for failed preloads."""
         units = part.in_flash_order(ids)
         positions, gap_bytes = part.position[units], self.plan.collapse_gap_bytes
         plan = planner.plan_reads(part.units, positions, self._page_bytes, gap_bytes, memory.longest_read_bytes)

@@ -126,6 +126,7 @@ def test_the_last_line_has_the_figures_and_the_rows(toy: Toy) -> None:
     assert toy.scratch == []
 
 
+@pytest.mark.slow
 def test_a_stopped_run_goes_on_where_it_was(toy: Toy) -> None:
     process = toy.start("--pause-s", "0.5")
     while len(toy.measured) < 2:

@@ -128,6 +128,7 @@ def test_a_cell_that_is_off_says_why(paper):
     assert [(one.table, one.cell, one.ratio) for one in found if not one.within and not one.note] == []
 
 
+@pytest.mark.slow
 def test_llm_in_a_flash_s_tables_follow_from_its_naive_rows():
     """Computing and memory management of Table 3 within 30 %, I/O of Table 2 within 10 %."""
     found = {(one.table, one.cell): one.ratio for one in llm_in_a_flash.cells()}

@@ -53,6 +53,7 @@ def test_each_row_is_what_its_settings_give_alone(capsys, traced):
     assert len({row["hit_rate"] for row in rows}) > len(budgets), "caches differ"
 
 
+@pytest.mark.slow
 def test_a_budget_that_fits_nothing_is_a_row_with_its_reason(capsys, traced):
     artifact, trace = traced
     most = open_artifact(artifact).manifest.plans[0].dram_budget_bytes

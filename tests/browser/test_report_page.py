@@ -42,6 +42,7 @@ def pages(tmp_path_factory):
     return {"report": (one / "report.html").as_uri(), "comparison": both.as_uri()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["report", "comparison"])
 @pytest.mark.parametrize("width", WIDTHS)
 def test_nothing_is_wider_than_the_screen_and_every_figure_is_seen(browser, pages, name, width):

@@ -421,6 +421,7 @@ def test_auto_says_what_does_not_fit(model: Model, tmp_path: Path) -> None:
         run(config("auto", 100_000), model, of_density(tmp_path, 0.05), device_of())
 
 
+@pytest.mark.slow
 def test_auto_of_a_model_without_exact_zeros(model: Model, everywhere: Activations, ones: None) -> None:
     smooth = model.model_copy(update={"spec": model.spec.model_copy(update={"hidden_act": "silu"})})
     curve = {0.1: 1.05, 0.9: 1.0}

@@ -159,6 +159,7 @@ def test_what_the_user_gives_holds_for_every_budget(model: Model, activations: A
     assert found.tried[0].density == pytest.approx(0.3, abs=0.01)
 
 
+@pytest.mark.slow
 def test_the_same_inputs_give_the_same_record(
     found: Sparsity, model: Model, activations: Activations, tmp_path: Path
 ) -> None:
@@ -256,6 +257,7 @@ def test_all_budgets_share_what_suits_them_together(
     assert shared == [best is not None and best.candidate.method != taken for best in own]
 
 
+@pytest.mark.slow
 def test_a_share_is_one_of_what_the_chosen_formats_take(tmp_path: Path, model: Model, activations: Activations) -> None:
     """While int4 loses too much, three quarters of a model are those of int8, not of the format that is not taken."""
     losses = {"q4_1": 1.2, "int4_group32": 1.3, "int8_group32": 1.001}

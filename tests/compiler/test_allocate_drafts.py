@@ -50,6 +50,7 @@ def test_a_draft_model_that_guesses_well_is_taken_and_counts_in_the_budget(metho
     assert found.cache_bytes + found.buffer_bytes == plain.cache_bytes + plain.buffer_bytes - DRAFT_BYTES
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["dense", "auto"])
 @pytest.mark.parametrize(
     "given", [{"right": 0.0}, {"token_s": 1.0}], ids=["wrong guesses", "guesses that take too long"]
@@ -85,6 +86,7 @@ def test_a_budget_that_cannot_hold_it_is_refused_if_it_is_asked_for():
         allocated(drafter(), budget=budget, draft="model")
 
 
+@pytest.mark.slow
 def test_the_search_counts_what_drafts_save():
     taken, plain = allocated(drafter(), "auto").tried[0], allocated(None, "auto").tried[0]
     assert taken.token_s < 0.5 * plain.token_s

@@ -174,6 +174,7 @@ def test_a_plugin_that_is_not_chosen_concerns_no_stage(file: str, config: dict[s
     assert used_by(file, **config) == stages
 
 
+@pytest.mark.slow
 def test_a_plugin_that_the_build_is_compared_with_counts_where_its_name_is_a_text() -> None:
     assert used_by("coldpress/runtime/cache/static.py", cache="lru") >= {"allocate", "plan", "verify"}
     assert used_by("coldpress/runtime/cache/lfu.py", cache="lru") >= {"explore", "recalibrate"}
@@ -210,6 +211,7 @@ def test_a_format_concerns_no_stage_that_only_counts() -> None:
     assert "distill" not in used_by("coldpress/runtime/quantization/int4_group32.py", format="fp16", recipe="lora")
 
 
+@pytest.mark.slow
 def test_the_native_core_concerns_the_stages_that_import_it() -> None:
     """It may do so in a kernel of a selector: `flash` finds its price and decides for many tokens with one."""
     fitting = {"allocate", "recalibrate", "distill", "verify"}

@@ -248,6 +248,7 @@ def test_the_tokenizer_in_two_files_is_transformers(in_two_files: Path, tmp_path
     assert bos_of(Path(model.folder), model.spec, found) == model.spec.bos_token_id
 
 
+@pytest.mark.slow
 def test_both_at_a_time(in_two_files: Path, tmp_path: Path) -> None:
     """As OPT lies on the hub."""
     older = pickled(in_two_files, tmp_path / "older")

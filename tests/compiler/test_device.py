@@ -329,6 +329,7 @@ def test_the_job_file_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == JOBS.read_text()
 
 
+@pytest.mark.slow
 def test_a_profile_is_shown_and_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """macbook-m1-max: 2.25 GB/s in reads of 16 KiB (LLM in a flash, Table 2)."""
     chart = tmp_path / "chart.svg"
@@ -468,6 +469,7 @@ def test_a_busy_machine_is_said_to_be_busy(
     assert f"load {load}" in found.flash.latency_s.source
 
 
+@pytest.mark.slow
 def test_measuring_needs_only_the_runtime(tmp_path: Path) -> None:
     """`pip install coldpress` without extras, on the device itself."""
     blocked = ("psutil", "yaml", "torch", "transformers", "pyarrow", "huggingface_hub", "snakemake")

@@ -56,6 +56,7 @@ def test_record_and_folder_describe_the_same_model(tmp_path: Path, model_type: s
         assert (read_role(distilled, role) == expected).all(), role
 
 
+@pytest.mark.slow
 def test_threads_and_folders_change_no_bit(tmp_path: Path) -> None:
     model, corpus = model_at(tmp_path), corpus_at(tmp_path)
     config = QUICK.model_copy(update={"distill_steps": 3})

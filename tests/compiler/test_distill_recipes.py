@@ -56,6 +56,7 @@ def test_adapters_are_of_their_rank_and_on_what_is_pruned(adapted) -> None:
             assert stored_dtype(distilled, role) == stored_dtype(model, role)
 
 
+@pytest.mark.slow
 def test_recipes_do_not_hang_on_threads(tmp_path: Path) -> None:
     model, corpus = model_at(tmp_path), corpus_at(tmp_path)
     config, sparsity = LORA.model_copy(update={"distill_steps": 2}), top_k(model, tmp_path)

@@ -36,6 +36,7 @@ def dying(after: int):
     return save
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recipe", ["self", "lora"])
 @pytest.mark.parametrize("after", [1, 2])
 def test_a_killed_run_goes_on_to_the_same_bytes(
@@ -57,6 +58,7 @@ def test_a_killed_run_goes_on_to_the_same_bytes(
     assert not list((tmp_path / "killed").glob("training*"))
 
 
+@pytest.mark.slow
 def test_a_state_of_other_settings_is_not_gone_on_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, corpus = model_at(tmp_path), corpus_at(tmp_path)
     sparsity = top_k(model, tmp_path)
@@ -68,6 +70,7 @@ def test_a_state_of_other_settings_is_not_gone_on_from(tmp_path: Path, monkeypat
     assert other.weights_sha256 == run(SHORT, model, corpus, sparsity, workspace(tmp_path / "e"), 1).weights_sha256
 
 
+@pytest.mark.slow
 def test_states_are_also_saved_between_evaluations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, corpus = model_at(tmp_path), corpus_at(tmp_path)
     sparsity = top_k(model, tmp_path)

@@ -114,6 +114,7 @@ def pruned_by_hand(model: Model, density: float, tokens: np.ndarray) -> tuple[to
         return whole, source(ids).logits.log_softmax(-1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("density", [DENSITIES[0], DENSITIES[-1]])
 def test_a_point_is_what_transformers_own_model_loses(model: Model, curves: Curves, density: float) -> None:
     tokens = TOKENS["validation"][:2]
@@ -147,6 +148,7 @@ def test_every_candidate_has_a_curve_or_a_reason(curves: Curves) -> None:
     assert {loss.format for loss in curves.formats} == in_blocks
 
 
+@pytest.mark.slow
 def test_a_model_with_exact_zeros_has_further_candidates(corpus: Corpus, tmp_path: Path) -> None:
     curves = explored(ingested(tmp_path, relu=True, num_hidden_layers=2), corpus, tmp_path)
     reasons = {entry.method: entry.reason for entry in curves.unexplored}
@@ -298,6 +300,7 @@ def lost_by_codes(model: Model, corpus: Corpus, format_name: str, algorithm: str
     return float((whole.exp() * (whole - found)).sum(-1).double().mean())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ["gptq", "rtn"])
 def test_codes_are_those_of_the_build(
     corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, algorithm: str

@@ -118,6 +118,7 @@ def test_explore_measures_formats_alone(formats: Curves, whole: Curves) -> None:
     assert formats.trace.sha256 == whole.trace.sha256, "the trace is no longer than that"
 
 
+@pytest.mark.slow
 def test_where_the_whole_model_fits_nothing_is_measured(
     building: Building, formats: Curves, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -202,6 +203,7 @@ def attentive(corpus: Corpus, tmp_path: Path) -> tuple[Building, Curves]:
     return Building(model, corpus, activations, tmp_path), formats
 
 
+@pytest.mark.slow
 def test_a_run_that_fits_only_without_attention_is_measured_as_it_is_rounded(
     attentive: tuple[Building, Curves], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -249,6 +251,7 @@ def test_larger_formats_are_measured_where_attention_on_flash_loses_too_much(
     assert streamed == [(name, "block", "attn_in", "attn_out") for name in (small, large)], "no format in vain"
 
 
+@pytest.mark.slow
 def test_a_head_that_is_taken_is_measured_on_more_text(
     building: Building, formats: Curves, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -183,6 +183,7 @@ def test_settings_that_are_no_strict_json(folder: Path, tmp_path: Path, name: st
     assert expected in found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["config.json", "tokenizer_config.json", "model.safetensors.index.json"])
 def test_many_keys_are_read_in_linear_time(folder: Path, tmp_path: Path, name: str) -> None:
     """A look at all keys for each would take 1,600 times as long for forty times as many."""

@@ -90,6 +90,7 @@ def test_they_are_kept_in_the_file_s_format_or_where_they_are_smaller(source: So
     assert kept(source.model, "q4_1") == embeddings | of_all_layers({"k_proj": "q4_k", "o_proj": "q4_k"})
 
 
+@pytest.mark.slow
 def test_a_build_stores_and_computes_them(source: Source, tmp_path: Path) -> None:
     artifact = compiled(source, Case("llama", "dense", "q4_k"), tmp_path / "build")
     sparsity = load_record(tmp_path / "build" / "allocate.json", Sparsity)
@@ -166,6 +167,7 @@ def test_columns_that_are_no_whole_blocks_are_not_measured(tmp_path: Path) -> No
     assert curves.curves
 
 
+@pytest.mark.slow
 def test_the_file_s_formats_are_taken_unmeasured_where_they_fit(
     explored: tuple[Model, Corpus, Activations, Curves], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

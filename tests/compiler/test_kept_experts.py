@@ -120,6 +120,7 @@ def test_experts_in_several_formats_are_rounded(kind: Kind, source: Source) -> N
     assert own_layers(model) is None
 
 
+@pytest.mark.slow
 def test_an_artifact_is_the_file(kind: Kind, source: Source, artifact: Path) -> None:
     """Code for code, and so its logits are those of transformers with the file's values."""
     assert load_record(artifact.parent / "allocate.json", Sparsity).formats == keeping(source.model, kind.own)

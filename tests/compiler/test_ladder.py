@@ -145,7 +145,7 @@ def test_every_step_has_a_meaning(climbed):
     assert "+io_uring" not in meanings
 
 
-def test_what_is_read_ahead_is_a_step_where_the_plan_reads_ahead(tmp_path):
+def test_what_is_preloaded_is_a_step_where_the_plan_preloads(tmp_path):
     path = build_artifact(tmp_path / "predicted", Recipe(method="predictor", spec=SPEC)).path
     recorder = Recorder()
     with Session(path, recorder=recorder, preload="on") as session:

@@ -199,6 +199,7 @@ def test_a_build_computes_with_the_codes_of_each_matrix(tmp_path: Path, source: 
     assert (dense is None) == (found.dense is None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [f"{BASE}+{BASE}+{FINE}", f"fp16+{BASE}+{FINE}"])
 def test_the_key_names_formats_of_gate_up_and_down(tmp_path: Path, source: Source, name: str) -> None:
     path = compiled(source, Case("llama", "dense", name), tmp_path / "build")
@@ -224,6 +225,7 @@ def test_a_key_that_names_no_formats_is_refused(source: Source, name: str, words
         resolve({"model": str(source.folder / "tiny"), "method": "dense", "format": name})
 
 
+@pytest.mark.slow
 def test_a_build_in_one_format_says_nothing_of_layers(tmp_path: Path, source: Source) -> None:
     compiled(source, Case("llama", "dense", BASE), tmp_path / "plain")
     assert "layer_formats" not in (tmp_path / "plain/allocate.json").read_text()

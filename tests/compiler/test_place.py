@@ -157,6 +157,7 @@ def test_two_runs_give_the_same_bytes(tmp_path: Path) -> None:
     assert first.arrays.sha256 == second.arrays.sha256
 
 
+@pytest.mark.slow
 def test_the_paper_s_largest_model_takes_seconds() -> None:
     """OPT-175B's shape, 96 layers of 49,152 neurons in batches of 64: about 10 s in the paper (6.3.3), half a second
     here, in proportion to the layers."""
@@ -295,7 +296,7 @@ def test_a_dense_run_pins_all_that_fits(tmp_path: Path) -> None:
 def test_a_dense_run_pins_no_more_than_it_is_told(tmp_path: Path) -> None:
     placement, pinned = dense_of(tmp_path, PlaceConfig(pinned_share=0.5), 2 * UNITS)
     assert placement.pinned_share == 0.5
-    assert pinned == [53, 53, 54], "UNITS together; the others of the next layer are read ahead"
+    assert pinned == [53, 53, 54], "UNITS together; the others of the next layer are preloaded"
 
 
 def test_one_token_is_too_few_to_hold_any_out(tmp_path: Path) -> None:

@@ -54,6 +54,7 @@ def compared(tmp_path_factory):
     return given, (Order(entries=entries),), uneven(folder, model, sparsity)
 
 
+@pytest.mark.slow
 def test_what_is_kept_is_faster_than_the_default_on_the_tokens_that_it_was_chosen_on(compared):
     (model, sparsity, placement, device), order, activations = compared
     found = lay_out(model, sparsity, placement, device, None, order, activations, cache="auto")
@@ -71,6 +72,7 @@ def test_what_is_kept_is_faster_than_the_default_on_the_tokens_that_it_was_chose
     check_layout(model, sparsity, placement, device, found)
 
 
+@pytest.mark.slow
 def test_changes_that_are_slower_on_other_tokens_are_taken_back(compared, monkeypatch):
     """The tokens that confirm say the opposite of those that choose."""
     (model, sparsity, placement, device), order, activations = compared

@@ -81,6 +81,7 @@ def run(model: Model, corpus: Corpus, folder: Path, threads: int = 1, **changes:
 # Refusals
 
 
+@pytest.mark.slow
 def test_a_budget_that_is_too_small_is_told_the_share_that_will_do(
     model: Model, corpus: Corpus, tmp_path: Path
 ) -> None:
@@ -224,6 +225,7 @@ def test_when_there_is_a_trial(
 # Sums
 
 
+@pytest.mark.slow
 def test_disk_is_what_stages_write(model: Model, corpus: Corpus, tmp_path: Path) -> None:
     """Never less than the files' sizes, and not much more even where all files are small."""
     needs = {found.stage: found.disk_bytes for found in all_needs(build_of(model))}
@@ -295,6 +297,7 @@ def disk(build: Build) -> dict[str, int]:
     return {found.stage: found.disk_bytes for found in all_needs(build)}
 
 
+@pytest.mark.slow
 def test_needs_grow_with_what_they_depend_on(model: Model) -> None:
     small, usual = disk(build_of(model)), ram(build_of(model, order="ripple"))
     assert small["recalibrate"] == 0
@@ -406,6 +409,7 @@ def test_all_stages_run_on_two_layers(
     assert not list((tmp_path / "build").rglob("*"))
 
 
+@pytest.mark.slow
 def test_a_broken_stage_is_told_early(
     model: Model, corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,4 +1,4 @@
-"""Whether a build reads ahead: what is asked for and guessed, what the guess is worth, and the plan that follows."""
+"""Whether a build preloads: what is asked for and guessed, what the guess is worth, and the plan that follows."""
 
 from dataclasses import replace
 
@@ -10,7 +10,7 @@ from coldpress.compiler.profiles import PROFILES
 from coldpress.compiler.stages.plan import _search, preloading
 from coldpress.runtime.device_profiles.devices import read_device
 from coldpress.runtime.dram.budget import used_bytes
-from coldpress.runtime.store.ahead_room import NOTHING, Ahead
+from coldpress.runtime.store.preload_room import NOTHING, Preloading
 from coldpress.runtime.trace import FETCH, PRELOAD
 from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.order import FamilyOrder, GapCost, Order
@@ -57,20 +57,21 @@ def run_of(given, alike):
     return found[0]
 
 
+@pytest.mark.slow
 def test_a_token_asks_for_what_calibration_saw_and_guesses_from_the_layer_before(given):
     """All of a guess is what the layer before uses; half of it has as many right units as consecutive layers share."""
     run = run_of(given, 0.75)
     setting, used = run.setting(NOTHING), run.used
     num_tokens = next(iter(used.values())).shape[1]
     assert num_tokens == preloading.WARM_TOKENS + preloading.MEASURED_TOKENS
-    whole = preloading._token(run, setting, Ahead(4096, 1.0), num_tokens - 1, 1)
+    whole = preloading._token(run, setting, Preloading(4096, 1.0), num_tokens - 1, 1)
     asked = {(event.layer, event.family): event.ids for event in whole if event.kind == FETCH}
     assert asked.keys() == used.keys()
     assert all((asked[key] == np.flatnonzero(used[key][:, -1])).all() for key in asked)
     ahead = {event.layer: event.ids for event in whole if event.kind == PRELOAD}
     assert ahead.keys() == set(range(1, LAYERS))
     assert all((ahead[layer] == asked[layer - 1, "mlp_in"]).all() for layer in ahead)
-    part = preloading._token(run, setting, Ahead(4096, 0.5), num_tokens - 1, 1)
+    part = preloading._token(run, setting, Preloading(4096, 0.5), num_tokens - 1, 1)
     for event in (event for event in part if event.kind == PRELOAD):
         before = asked[event.layer - 1, "mlp_in"]
         right = np.isin(before, asked[event.layer, "mlp_in"])
@@ -82,6 +83,7 @@ def test_a_token_asks_for_what_calibration_saw_and_guesses_from_the_layer_before
     assert not [event for event in preloading._token(run, setting, NOTHING, 0, 1) if event.kind == PRELOAD]
 
 
+@pytest.mark.slow
 def test_caches_are_full_before_a_token_counts(given):
     """By all units of each part, those that deserve DRAM most last."""
     run = run_of(given, 0.75)
@@ -108,6 +110,7 @@ def test_the_surest_of_a_guess_are_right_as_often_as_normal_inputs_say(cosine, d
     assert preloading.guess_precision(float(alike), density, guess, steps) == pytest.approx(right, abs=0.01)
 
 
+@pytest.mark.slow
 def test_nothing_is_known_of_a_guess_that_nobody_measured(given):
     run = run_of(given, 0.75)
     assert preloading._shared(run, run.sections[2]) == 0.75
@@ -126,11 +129,12 @@ MAP = [
     ("macbook-m1-max", "silu", 0.5, 0.95, 0.5, False),
     ("macbook-m1-max", "relu", 0.1, 0.2, 0.5, False),
 ]
-"""Device, activation, density, likeness of layers, share in DRAM, and whether reading ahead pays (flash-08)."""
+"""Device, activation, density, likeness of layers, share in DRAM, and whether preloading pays (flash-08)."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("device", "act", "density", "similarity", "share", "pays"), MAP)
-def test_auto_reads_ahead_where_a_simulated_token_takes_less_time(device, act, density, similarity, share, pays):
+def test_auto_preloads_where_a_simulated_token_takes_less_time(device, act, density, similarity, share, pays):
     """The law's word is that of the runtime's own store on modelled flash, and what it switches on does not lose."""
     profile = read_device(PROFILES / "devices" / f"{device}.yaml")
     shape = SimilarLayers(profile, act, density, similarity, share, num_layers=4)
@@ -160,6 +164,6 @@ def test_on_takes_its_buffer_from_the_caches(given):
     assert [part.num_pinned for part in ahead.parts] == [part.num_pinned for part in without.parts]
 
 
-def test_on_is_refused_where_nothing_can_be_read_ahead(tmp_path):
+def test_on_is_refused_where_nothing_can_be_preloaded(tmp_path):
     with pytest.raises(ColdpressError, match=r"preload=on was asked for, and up_down in 2 sections.*expected neuron"):
         laid(*records(tmp_path, "relu"), preload="on")

@@ -1,5 +1,5 @@
 """Every architecture, every selector and every format at least once: compiled by the stages, run, and held against the
-evaluation. `make test` takes every sixth case. `python -m benchmarks.product` is the whole product."""
+evaluation. `make test` takes every twelfth case. `python -m benchmarks.product` is the whole product."""
 
 from pathlib import Path
 
@@ -40,7 +40,7 @@ def sources() -> dict[tuple[str, bool], Source]:
 
 @pytest.mark.parametrize(
     "case",
-    [pytest.param(case, marks=[pytest.mark.slow] if number % 6 else []) for number, case in enumerate(CASES)],
+    [pytest.param(case, marks=[pytest.mark.slow] if number % 12 else []) for number, case in enumerate(CASES)],
     ids=lambda case: f"{case.architecture}-{case.method}-{case.format}{'-attention' * case.attention}",
 )
 def test_the_runtime_computes_what_is_evaluated(

@@ -117,6 +117,7 @@ def test_a_model_is_quoted_by_config_json_alone(capsys: pytest.CaptureFixture[st
     assert quoted(capsys, config_alone, "--dram-budget", "60%") == found
 
 
+@pytest.mark.slow
 def test_the_commands_of_a_quote_name_the_file_of_a_device(
     capsys: pytest.CaptureFixture[str], config_alone: Path, tmp_path: Path
 ) -> None:
@@ -130,6 +131,7 @@ def test_the_commands_of_a_quote_name_the_file_of_a_device(
         assert all(f" --device {named} " in command for command in commands)
 
 
+@pytest.mark.slow
 def test_a_profile_is_quoted_without_a_commit_of_its_corpus(
     capsys: pytest.CaptureFixture[str], config_alone: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -168,6 +170,7 @@ def test_the_first_token_grows_with_its_prompt(capsys: pytest.CaptureFixture[str
         assert "expected 1 to 255" in refused(capsys, config_alone, "--device", "pixel6", "--prompt-tokens", tokens)
 
 
+@pytest.mark.slow
 def test_build_time_is_an_estimate_by_parameters_and_tokens(
     capsys: pytest.CaptureFixture[str], config_alone: Path
 ) -> None:
@@ -177,6 +180,7 @@ def test_build_time_is_an_estimate_by_parameters_and_tokens(
     assert found["low"] < found["value"] < found["high"]
 
 
+@pytest.mark.slow
 def test_config_json_alone_needs_no_transformers(config_alone: Path) -> None:
     """It takes seconds to import, of the five that a quote may take."""
     script = (
@@ -188,6 +192,7 @@ def test_config_json_alone_needs_no_transformers(config_alone: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_the_least_dram_fits_and_a_byte_less_does_not(capsys: pytest.CaptureFixture[str], config_alone: Path) -> None:
     (device,) = quoted(capsys, config_alone)["devices"]
     least = round(device["figures"]["least_dram_bytes"]["value"])
@@ -200,6 +205,7 @@ def test_the_least_dram_fits_and_a_byte_less_does_not(capsys: pytest.CaptureFixt
     assert less["next_budget"]["dram_budget_bytes"] >= least
 
 
+@pytest.mark.slow
 def test_more_dram_is_recommended_only_while_it_buys_speed(
     capsys: pytest.CaptureFixture[str], config_alone: Path
 ) -> None:
@@ -315,6 +321,7 @@ def test_other_architectures_are_quoted(
     assert ("relu" in methods) == relu
 
 
+@pytest.mark.slow
 def test_a_model_of_no_measured_kind_is_quoted_dense_and_without_quality(
     capsys: pytest.CaptureFixture[str], config_alone: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -344,6 +351,7 @@ def test_people_get_a_table_with_units(capsys: pytest.CaptureFixture[str], confi
     assert "lower bound" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_an_artifact_is_quoted_for_another_device_without_torch(tmp_path: Path) -> None:
     """The curves travel with it, and every byte of them is checked."""
     build = Build(tmp_path / "build", spec=tiny_spec(num_hidden_layers=LAYERS))
@@ -395,6 +403,7 @@ def test_an_artifact_without_curves_is_quoted_by_those_of_its_kind(
     assert (found["source"], found["basis"]) == ("artifact", "same kind of model")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("budget", "said"), [("least", True), ("100%", False)])
 def test_a_budget_that_serves_experts_badly_is_named(
     budget: str, said: bool, capsys: pytest.CaptureFixture[str], tmp_path: Path

@@ -86,6 +86,7 @@ def test_fatrelu_is_zero_below_its_threshold(tmp_path: Path) -> None:
     assert settings.resolve({"model": found.folder}).model.exact_zeros
 
 
+@pytest.mark.slow
 def test_the_runtime_has_the_threshold(tmp_path: Path) -> None:
     """An artifact of such a model, compiled and run: its zeros are exact, too."""
     case = Case("llama", "relu", "fp16")
@@ -130,6 +131,7 @@ def test_the_penalty_is_the_mean_magnitude(tmp_path: Path) -> None:
     assert found.relufication.curve[0].validation_penalty == pytest.approx(3 * np.mean(seen), rel=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("penalty", [0.0, 2.0])
 def test_a_killed_run_goes_on_to_the_same_bytes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, penalty: float
@@ -222,6 +224,7 @@ def test_adapters_learn_in_place_of_weights(kind: str, activation: str, rate: fl
             assert not change.any(), role
 
 
+@pytest.mark.slow
 def test_adapters_go_on_to_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source, config = model_at(tmp_path), ADAPTED.model_copy(update={"relufy_penalty": 2.0})
     whole = made(config, source, tmp_path, "whole", threads=2)

@@ -70,6 +70,7 @@ def shown(html):
     return re.sub(r"\s+", " ", re.sub(r"<[^>]*>", " ", html.replace("&#39;", "'")))
 
 
+@pytest.mark.slow
 def test_the_figures_by_hand(build, usual):
     metrics, _ = usual
     assert (metrics.flash_bytes_per_token, metrics.reads_per_token) == (40960.0, 5.0)
@@ -310,6 +311,7 @@ def test_the_whole_model_in_dram_is_a_row_for_each_format(build, usual):
     assert [row[-1] for row in cells.values()] == ["8.00 ± 0.64", "8.10", "not measured"]
 
 
+@pytest.mark.slow
 def test_llama_cpp_is_a_row_where_it_was_measured(build, usual, tmp_path):
     """Of the machine that llama-bench named; elsewhere the table has no such row."""
     file = write_llama_bench(tmp_path / "bench.json", {})
@@ -359,6 +361,7 @@ def test_formats_in_which_the_whole_model_fits_are_named(build, usual):
     assert (said in html) == bool(comparison.fitting_formats(metrics))
 
 
+@pytest.mark.slow
 def test_a_build_that_prunes_nothing_says_so(build, usual, tmp_path):
     whole = tuple(
         found.model_copy(update={"per_layer": (1.0,) * len(found.per_layer)}) for found in build.sparsity.densities
@@ -466,6 +469,7 @@ def test_what_does_not_fit_the_device_is_said(build, tmp_path):
     assert "Hollow triangles do not fit the device." in text
 
 
+@pytest.mark.slow
 def test_the_front_is_drawn_and_listed_with_the_chosen_candidate(build, usual, tmp_path):
     """The taken candidate has a reason, which those of the front lack."""
     front = candidate("topk", 4000.0, 1.05), candidate("dense", 2000.0, 1.01)
@@ -487,6 +491,7 @@ def test_the_front_is_drawn_and_listed_with_the_chosen_candidate(build, usual, t
     assert "The method was given, so no search compared others" in shown(given)
 
 
+@pytest.mark.slow
 def test_points_of_the_front_lie_where_their_figures_say(build, tmp_path):
     """Speed grows to the right on a logarithmic axis; a higher perplexity lies higher."""
     drawn = []
@@ -507,6 +512,7 @@ def test_points_of_the_front_lie_where_their_figures_say(build, tmp_path):
     assert found["int4_group32 in DRAM"][1] == (None,)
 
 
+@pytest.mark.slow
 def test_losses_of_formats_that_explore_measured_are_used(build, tmp_path):
     loss = FormatLoss(
         format="int4_group32", mean_kld=0.1, mean_kld_error=None, p999_kld=1.0, ppl_ratio=1.07, ppl_ratio_error=None

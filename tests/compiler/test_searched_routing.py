@@ -190,6 +190,7 @@ def test_a_search_takes_the_routing_that_saves_seconds(
     assert taken.hit_rate > before.hit_rate
 
 
+@pytest.mark.slow
 def test_a_speed_that_is_enough_takes_the_weakest_routing_that_reaches_it(
     model: Model, activations: Activations, curves: Curves, folder: Path
 ) -> None:
@@ -214,6 +215,7 @@ def test_no_routing_is_searched_where_none_may_be(
     assert [tried.routing for tried in (*found.tried, *found.front)] == [None] * len((*found.tried, *found.front))
 
 
+@pytest.mark.slow
 def test_a_named_routing_goes_as_far_as_its_limit(
     model: Model, activations: Activations, curves: Curves, folder: Path
 ) -> None:

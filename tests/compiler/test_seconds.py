@@ -155,7 +155,7 @@ def test_a_dense_run_costs_what_the_store_does(tenth: int, experts: int, inner: 
     resident, kv_cache = resident_bytes(model, (WHOLE_MLP,), "int8_group32"), kv_cache_bytes(model.spec, 64)
     page_bytes = device.flash.page_bytes.value
     fixed = resident + kv_cache + dense_bookkeeping_bytes(model.spec, "int8_group32", page_bytes) + 8 * page_bytes
-    run = dense_run(model, "int8_group32", 64, fixed + total * tenth // 10, device, reads_ahead=False)
+    run = dense_run(model, "int8_group32", 64, fixed + total * tenth // 10, device, preloads=False)
     assert run is not None
     unit, num_units = sections[0].unit_bytes, sections[0].num_units
     pinned = run.pinned_bytes // unit

@@ -83,6 +83,7 @@ def test_every_matrix_of_a_dense_model_has_one(architecture: str, tmp_path: Path
     assert all(np.isfinite(one.outputs).all() and one.outputs.sum() > 0 < one.inputs.sum() for one in found.values())
 
 
+@pytest.mark.slow
 def test_threads_change_no_bit(case) -> None:
     model, _, tokens = case
     one, two = (sensitivities(LayerStream(model, threads), tokens) for threads in (1, 2))

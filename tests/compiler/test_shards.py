@@ -64,6 +64,7 @@ def assert_same(found: Activations, expected: Activations) -> None:
     assert without_paths(found.model_dump()) == without_paths(expected.model_dump())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_shards", [3, 7])
 def test_shards_give_what_one_job_gives(model: Model, corpus: Corpus, tmp_path: Path, num_shards: int) -> None:
     """13 tokens a block: shards do not begin on whole bytes."""

@@ -72,6 +72,7 @@ def harness(folder: Path) -> Any:
     return model(pretrained=str(folder / "tiny"), device="cpu", dtype="float32", batch_size=1, add_bos_token=False)
 
 
+@pytest.mark.slow
 def test_answers_are_those_of_the_harness(stream, items, encode, folder):
     model, right = harness(folder), []
     for item in items:
@@ -82,6 +83,7 @@ def test_answers_are_those_of_the_harness(stream, items, encode, folder):
     assert right_answers(stream, items, encode).tolist() == right
 
 
+@pytest.mark.slow
 def test_what_is_scored_together_does_not_matter(stream, items, encode, monkeypatch):
     spec, families = stream.spec, families_of("topk", stream.spec)
     fitted = {(layer, name): fit("topk", num_units(name, spec), 0.02) for layer in range(2) for name in families}

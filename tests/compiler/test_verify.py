@@ -121,6 +121,7 @@ def test_a_sparse_artifact_reads_what_it_selects(tmp_path, method):
     assert found.artifact_sha256 == build.package().manifest_sha256
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("predictor_format", ["fp16", "int8_group32", "int4_group32"])
 def test_a_layer_without_a_predictor_uses_all_its_units(tmp_path, predictor_format):
     """Nothing is left out there, so there is nothing to predict; the other layers use what they predict."""
@@ -207,6 +208,7 @@ def test_every_block_is_measured_with_its_own_figures(build):
     assert whole.ppl_ratio_error < whole.ppl_artifact_error / whole.ppl_source  # blocks differ more than models do
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("small_error", "expected"), [(1.0, 2), (0.0, 4)])
 def test_few_blocks_are_enough_where_they_tell_the_quality(build, monkeypatch, small_error, expected):
     """By the error of the ratio of perplexities; the figures are those of the first blocks."""
@@ -224,6 +226,7 @@ def test_one_block_says_nothing_of_its_error(build):
     assert np.isnan([found.ppl_source_error, found.ppl_artifact_error, found.ppl_ratio_error]).all()
 
 
+@pytest.mark.slow
 def test_the_sample_is_what_a_user_gets(build, verified):
     """The same prompt and options on the command line give the same text."""
     sample = verified.sample
@@ -233,6 +236,7 @@ def test_the_sample_is_what_a_user_gets(build, verified):
     assert json.loads(done.stdout)["text"] == sample.text
 
 
+@pytest.mark.slow
 def test_a_chat_model_answers_a_question(tmp_path):
     """By its template, and not with a page of Python's documentation; the command gives the same answer."""
     template = "<q>{{ messages[0].content }}</q>"
@@ -513,6 +517,7 @@ def test_figures_are_shown_as_far_as_their_error_is(figure, error, digits, shown
     assert with_error(figure, error, digits) == shown
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("much", [False, True])
 def test_reads_are_counted_by_length_as_those_of_the_run(tmp_path, monkeypatch, much):
     """Against the store's own counters; of much text, only of the tokens that are decoded alone."""
@@ -531,7 +536,7 @@ def test_reads_are_counted_by_length_as_those_of_the_run(tmp_path, monkeypatch, 
 
 def test_read_lengths_by_hand():
     counted = ReadLengths()
-    for purpose, lengths in ((Purpose.REQUEST, (4096, 8191, 8192)), (Purpose.AHEAD, (4096,)), (Purpose.LOAD, (9,))):
+    for purpose, lengths in ((Purpose.REQUEST, (4096, 8191, 8192)), (Purpose.PRELOAD, (4096,)), (Purpose.LOAD, (9,))):
         extents = SimpleNamespace(lengths=np.array(lengths, np.int64))
         counted.began(purpose, SimpleNamespace(extents=extents))
     assert [(each.least_bytes, each.reads, each.read_bytes) for each in counted.found()] == [
@@ -539,6 +544,7 @@ def test_read_lengths_by_hand():
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_the_memory_beside_the_budget_is_that_of_a_process_alone(build, verified):
     """More than a bare interpreter with numpy takes, and no part of what this process holds besides."""
     held = np.ones(1 << 28, np.uint8)  # 256 MiB that a child must not inherit
@@ -573,6 +579,7 @@ def test_a_published_artifact_is_verified_where_it_stands(tmp_path):
     assert run(CONFIG, build.model, build.model, build.corpus, package).artifact_sha256 == package.manifest_sha256
 
 
+@pytest.mark.slow
 def test_every_plan_is_measured_as_a_user_of_its_budget_has_it(tmp_path):
     """And what is said of the whole artifact is said of its largest plan."""
     build = Build(tmp_path, method="topk", spec=SPEC, budget_share=0.3, smaller=((0.1, 0.1),))

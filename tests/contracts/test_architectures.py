@@ -830,6 +830,7 @@ def test_latents_have_keys_for_every_head_whatever_the_configuration_says(tmp_pa
     assert specs[0] == specs[1]
 
 
+@pytest.mark.slow
 def test_a_cache_in_int8_rounds_the_keys_of_every_architecture(tmp_path: Path) -> None:
     """Whatever a layer calls its cache; sums over 32 codes of 8 bits stay near, and are not equal."""
     for kind in ("llama", "gemma2", "gpt_neox", "falcon"):

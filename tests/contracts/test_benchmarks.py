@@ -58,6 +58,7 @@ def test_what_benchmarks_take_from_elsewhere_is_there() -> None:
 OTHERS = (pytest.param(name, marks=pytest.mark.slow) for name in ("ladder", "llama_cpp", "parity", "quantization"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["kernels", *OTHERS])
 def test_a_benchmark_without_its_extra_ends_in_a_sentence(name: str) -> None:
     code = f"import sys; sys.modules['xllamacpp'] = None; import benchmarks.{name} as one; one.main('{name}', [])"

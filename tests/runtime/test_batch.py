@@ -220,6 +220,7 @@ def test_a_selector_that_sees_what_is_in_memory_decodes_one_sequence_at_a_time(t
     assert ids_of(generate_batch(session, PROMPTS[:1], 3, ignore_eos=True)) == [expected]
 
 
+@pytest.mark.slow
 def test_any_number_of_prompts_goes_on_at_once_as_far_as_there_is_room(tmp_path):
     """Of six places and fewer tokens than six sequences may take; each has the tokens that it has alone."""
     session = open_session(tmp_path, **ALL_IN_DRAM)

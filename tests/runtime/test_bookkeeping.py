@@ -90,6 +90,7 @@ def test_tables_and_slots_are_counted_to_the_byte(session):
     assert counted.bookkeeping_bytes(manifest) - objects - token == held
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_layers", [1, 6, 24])
 @pytest.mark.parametrize("method", ["relu", "dip", "predictor"])
 def test_python_s_own_count_of_a_run_is_below_its_budget(tmp_path, method, num_layers):

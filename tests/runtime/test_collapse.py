@@ -87,6 +87,7 @@ def plan_of(artifact):
     return choose_plan(artifact.manifest).model_copy(update={"collapse": "adaptive", "cache": "static"})
 
 
+@pytest.mark.slow
 def test_a_simulation_repeats_and_is_that_of_a_run_on_simulated_flash(relu_artifact):
     artifact, recorder = open_artifact(relu_artifact.path), Recorder()
     plan = plan_of(artifact)
@@ -115,6 +116,7 @@ def test_it_can_be_asked_for(relu_artifact):
         assert session.plan.collapse == "static"
 
 
+@pytest.mark.slow
 def test_measured_seconds_never_choose_units(tmp_path, monkeypatch):
     """Where a token uses what its reads bring, a device of any speed leaves the plan's gap, the units and the text."""
     recipe = Recipe(

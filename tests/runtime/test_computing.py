@@ -5,7 +5,7 @@ from pydantic import ValidationError
 
 from coldpress.runtime.artifact.reader import open_artifact
 from coldpress.runtime.store import computing, resident
-from coldpress.runtime.store.computing import NOTHING, Arrival, Early, Weights, Work
+from coldpress.runtime.store.computing import NOTHING, Arrival, Preloaded, Weights, Work
 from coldpress.schemas.compute import Compute, overlapped_seconds
 from tests.support.artifacts import Recipe, build_artifact
 from tests.support.devices import with_compute
@@ -56,39 +56,45 @@ def test_a_request_decides_computes_with_what_is_there_reads_and_computes_with_t
 
 
 def test_units_that_were_read_ahead_are_a_portion_of_their_own():
-    """Two fifths of the bytes were read ahead and arrive in one portion; the request reads the others in two."""
+    """Two fifths of the bytes were preloaded and arrive in one portion; the request reads the others in two."""
     device = with_compute(small_device(), RATES, copy_bytes_per_s=1e9, **COSTS)
-    weights, early = Weights("int4_group32", 2_000_000), Early(100_000, 1)
-    work = computing.request_work(device, weights, 750_000, 250_000, 250_000, 2, early)
+    weights, preloaded = Weights("int4_group32", 2_000_000), Preloaded(100_000, 1)
+    work = computing.request_work(device, weights, 750_000, 250_000, 250_000, 2, preloaded)
     used_s = 250_000 / 4e9 + 250_000 / 1e9
     assert work == pytest.approx((5e-6, 750_000 / 4e9, 0.6 * used_s + 2e-6, 0.4 * used_s + 1e-6))
-    alone = computing.request_work(device, weights, 0, 100_000, 0, 0, early)  # decides, admits and evicts as if it read
+    alone = computing.request_work(
+        device, weights, 0, 100_000, 0, 0, preloaded
+    )  # decides, admits and evicts as if it read
     assert alone == pytest.approx((5e-6, 0.0, 0.0, 100_000 / 2e9 + 1e-6))
 
 
 def test_units_that_were_read_ahead_are_used_when_they_are_there_and_before_the_others():
     reads = Arrival(6.0, 1, True)
-    assert Work(1.0, 2.0, 3.0, 4.0).with_reads(reads, 5.0) == 1 + 11 + 3  # the device is done at 11, early units at 9
+    assert (
+        Work(1.0, 2.0, 3.0, 4.0).with_reads(reads, 5.0) == 1 + 11 + 3
+    )  # the device is done at 11, preloaded units at 9
     assert Work(1.0, 2.0, 3.0, 8.0).with_reads(reads, 5.0) == 1 + 5 + 8 + 3
     assert Work(1.0, 9.0, 3.0, 8.0).with_reads(reads, 5.0) == 1 + 9 + 8 + 3
     assert Work(1.0, 2.0, 0.0, 4.0).with_reads(NOTHING, 5.0) == 1 + 5 + 4
 
 
 @pytest.mark.parametrize("ready_s", [0.0, 1.5, 7.0, 40.0])
-@pytest.mark.parametrize(("queued_s", "early_s"), [(0.0, 0.0), (4.0, 0.0), (4.0, 3.0), (0.0, 3.0)])
+@pytest.mark.parametrize(("queued_s", "preloaded_s"), [(0.0, 0.0), (4.0, 0.0), (4.0, 3.0), (0.0, 3.0)])
 @pytest.mark.parametrize("read_s", [0.5, 2.0, 5.0])
 @pytest.mark.parametrize("used_s", [0.25, 2.0, 4.0])
 @pytest.mark.parametrize("portions", [1, 2, 3, 9])
 @pytest.mark.parametrize("halves", [1, 2])
-def test_portions_flow_from_the_device_to_the_processor(ready_s, queued_s, early_s, read_s, used_s, portions, halves):
+def test_portions_flow_from_the_device_to_the_processor(
+    ready_s, queued_s, preloaded_s, read_s, used_s, portions, halves
+):
     """Step by step: a portion is read into a free half, and used when it is there and the one before has been used."""
-    used = [max(ready_s, queued_s) + early_s if early_s else ready_s]  # when each was used
+    used = [max(ready_s, queued_s) + preloaded_s if preloaded_s else ready_s]  # when each was used
     device_s = queued_s
     for number in range(portions):
         free_s = used[number - halves + 1] if number >= halves else 0.0
         device_s = max(device_s, free_s) + read_s
         used.append(max(device_s, used[-1]) + used_s)
-    work = Work(3.0, ready_s, portions * used_s, early_s)
+    work = Work(3.0, ready_s, portions * used_s, preloaded_s)
     reads = Arrival(portions * read_s, portions, halves == 2)
     assert work.with_reads(reads, queued_s) == pytest.approx(3.0 + used[-1])
 

@@ -121,6 +121,7 @@ def test_parity_of_every_family(name, families, tmp_path):
     close(fill(session.decoder, TOKENS, 4), all_logits(model, TOKENS), 2e-3)
 
 
+@pytest.mark.slow
 def test_every_layer_has_its_own_window(tmp_path):
     """Eleven layers of two kinds: their order is that of numbers, and a long prefill and single tokens agree."""
     types = ["full_attention" if layer in (1, 2, 10) else "sliding_attention" for layer in range(11)]

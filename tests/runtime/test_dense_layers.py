@@ -87,7 +87,7 @@ def test_tokens_together_have_the_logits_of_each_alone(tmp_path: Path) -> None:
     np.testing.assert_array_equal(decoder.decode_many(np.array(TOKENS)), decoded(Session(path)))
 
 
-def test_reading_ahead_skips_layers_without_units(built: Built) -> None:
+def test_preloading_skips_layers_without_units(built: Built) -> None:
     recorder = Recorder()
     session = Session(built.path, preload="on", recorder=recorder)
     expected = decoded(Session(built.path))

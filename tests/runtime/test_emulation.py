@@ -88,6 +88,7 @@ def test_a_command_is_under_the_caps(capped):
     assert not groups(done.pid)
 
 
+@pytest.mark.slow
 def test_too_much_memory_ends_in_a_sentence(capped):
     done = run(
         "emulate", "pixel6", "--scale", "1", "--memory", "60MB", "--", sys.executable, "-c", "x = b'1' * 200_000_000"
@@ -100,6 +101,7 @@ def test_too_much_memory_ends_in_a_sentence(capped):
     assert not groups(done.pid)
 
 
+@pytest.mark.slow
 def test_a_signal_ends_the_command_and_leaves_nothing(capped):
     left = "import os, time; os.setsid(); print(os.getpid(), flush=True); time.sleep(600)"
     script = f"import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', {left!r}]); time.sleep(600)"
@@ -142,6 +144,7 @@ for place in range(0, 6000 * 4096, 4096):
 """Prints its number, and then reads for a minute, under the smallest scale of pixel6, 100 reads/s."""
 
 
+@pytest.mark.slow
 def test_what_a_killed_emulation_left_goes_when_the_next_begins(capped):
     """Its groups and its command."""
     image = capped / "image"
@@ -172,6 +175,7 @@ def test_what_a_killed_emulation_left_goes_when_the_next_begins(capped):
         assert not stat.exists() or stat.read_text().rpartition(") ")[2].startswith("Z")
 
 
+@pytest.mark.slow
 def test_bench_measures_under_the_caps(capped, relu_artifact):
     done = run("bench", relu_artifact.path, "--tokens", 2, "--runs", 1, "--emulate", "pixel6", "--scale", "0.5")
     assert done.returncode == 0, done.stderr

@@ -213,9 +213,9 @@ def test_prompts_together_have_the_logits_of_each_alone(mixture):
     np.testing.assert_allclose(dense, expected[1], rtol=0, atol=2e-3 * np.abs(dense).max())
 
 
-def test_what_is_read_ahead_is_of_the_experts_that_the_next_layer_would_choose(mixture, families):
+def test_what_is_preloaded_is_of_the_experts_that_the_next_layer_would_choose(mixture, families):
     if families[0] not in ("neuron", "block", "mlp_in"):
-        with pytest.raises(ColdpressError, match="leave nothing to read ahead"):
+        with pytest.raises(ColdpressError, match="leave nothing to preload"):
             Session(mixture.path, preload="on")
         return
     recorder = Recorder()

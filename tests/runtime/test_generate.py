@@ -67,6 +67,7 @@ def test_a_caller_can_end_a_run_and_has_its_figures(relu_artifact):
     assert done.metrics.num_tokens == len(done.tokens) - 1
 
 
+@pytest.mark.slow
 def test_samples_depend_on_the_seed_alone(relu_artifact):
     session = Session(relu_artifact.path)
 

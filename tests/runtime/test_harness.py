@@ -86,6 +86,7 @@ def test_generation_stops_at_a_string(model):
     assert model.generate_until(requests("generate_until", *asked)) == [text, text[: text.index(text[3:5])]]
 
 
+@pytest.mark.slow
 def test_a_local_task_has_the_source_s_accuracy(model, source, tmp_path, monkeypatch):
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
     tasks = endings_task(tmp_path, PROMPTS * 2, ENDINGS)

@@ -151,6 +151,7 @@ def built_for_int8(tmp_path_factory):
     return build_artifact(tmp_path_factory.mktemp("kv8") / "a.coldpress", recipe)
 
 
+@pytest.mark.slow
 def test_a_plan_says_how_keys_and_values_are_kept_and_the_caller_says_otherwise(artifact, built_for_int8, capsys):
     manifest = open_artifact(built_for_int8.path).manifest
     own, said = Session(built_for_int8.path), Session(artifact.path, kv_cache="int8")
@@ -185,6 +186,7 @@ def test_a_plan_whose_kv_cache_is_no_such_is_refused(built_for_int8, relu_artifa
             open_artifact(path)
 
 
+@pytest.mark.slow
 def test_verify_decodes_with_the_kv_cache_of_the_plan(artifact, built_for_int8):
     """As the same weights do that are told to; its dense run has such a cache, too."""
     blocks = np.random.default_rng(2).integers(0, 96, (2, 24)).astype(np.int32)
@@ -198,6 +200,7 @@ def test_verify_decodes_with_the_kv_cache_of_the_plan(artifact, built_for_int8):
     assert found.simulated_equals_real
 
 
+@pytest.mark.slow
 def test_quality_is_that_of_rounded_keys_and_values(artifact):
     blocks = np.random.default_rng(2).integers(0, 96, (2, 48))
     fp16, int8 = (Session(artifact.path, selector="dense", kv_cache=kind) for kind in ("fp16", "int8"))

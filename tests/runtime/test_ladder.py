@@ -62,7 +62,7 @@ def test_io_uring_is_no_step_where_the_kernel_refuses_it(relu_artifact, monkeypa
     assert [name for name, _ in steps][-1] == "+overlap"
 
 
-def test_what_is_read_ahead_is_the_last_step_and_takes_no_more_dram(tmp_path, monkeypatch):
+def test_what_is_preloaded_is_the_last_step_and_takes_no_more_dram(tmp_path, monkeypatch):
     monkeypatch.setattr(ladder._native, "ring_error", lambda: errno.EPERM)
     path = build_artifact(tmp_path / "predicted", Recipe(method="predictor", spec=small_spec(num_hidden_layers=3))).path
     manifest = open_artifact(path).manifest

@@ -13,8 +13,8 @@ from coldpress.runtime.dram.budget import fixed_bytes, refit, used_bytes, whole_
 from coldpress.runtime.flash import direct
 from coldpress.runtime.generate.session import Session
 from coldpress.runtime.simulate import simulate
-from coldpress.runtime.store.ahead_room import most_bytes
 from coldpress.runtime.store.clock import Clock
+from coldpress.runtime.store.preload_room import most_bytes
 from coldpress.runtime.store.resident import chosen_from
 from coldpress.runtime.store.store import Store
 from coldpress.runtime.trace import Recorder
@@ -118,7 +118,7 @@ def test_requests_and_passes_bring_each_layer_s_own_units(tmp_path, finer):
 
 
 @pytest.mark.parametrize("finer", [FINER, MATRICES])
-def test_units_of_any_size_are_read_ahead(tmp_path, finer):
+def test_units_of_any_size_are_preloaded(tmp_path, finer):
     """One region of memory serves layers whose units have other sizes; every guess is used and right."""
     built = mixed(tmp_path / "a", slots_share=0.1, layer_formats=finer)
     artifact = open_artifact(built.path)
@@ -129,7 +129,7 @@ def test_units_of_any_size_are_read_ahead(tmp_path, finer):
     ids = np.arange(0, 96, 7, dtype=np.int32)
     for _ in range(2):
         for layer in range(11):
-            store.read_ahead((layer, "neuron"), ids)
+            store.preload((layer, "neuron"), ids)
             before = store.counters.preload_used_bytes
             absent = np.count_nonzero(~store.residency((layer, "neuron")).present[ids])
             expected = built.units[layer, "neuron"]

@@ -63,6 +63,7 @@ def test_the_import_is_light():
     assert done.stdout.strip() == ""
 
 
+@pytest.mark.slow
 def test_greedy_text_is_the_command_lines(capsys, artifact, model):
     options = ("--max-new-tokens", 24, "--temperature", 0, "--json")
     expected = json.loads(run(capsys, "generate", artifact.path, "--prompt", "The map was", *options)[1])
@@ -242,6 +243,7 @@ def test_one_call_at_a_time_and_none_after_close(artifact):
         model.generate("Once", 2)
 
 
+@pytest.mark.slow
 def test_a_quote_is_the_command_lines(capsys, artifact):
     found = coldpress.quote(artifact.path, "pixel6")
     assert main(["quote", str(artifact.path), "--device", "pixel6", "--json"]) == 0

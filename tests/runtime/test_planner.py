@@ -117,6 +117,7 @@ def test_arrivals_are_units_whose_reads_were_made(case, more, least_bytes):
         assert units == batch.buffer_offset.size
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(cases, st.integers(1, 300), st.integers(1, 8))
 def test_the_sequential_pass_reads_each_unit_once_and_in_order(case, num_units, pages_per_read):

@@ -203,6 +203,7 @@ for moment in range(1, 1000):
 """
 
 
+@pytest.mark.slow
 def test_a_process_that_dies_at_any_write_leaves_only_whole_files(tmp_path):
     command = [sys.executable, "-c", KILLED, str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)

@@ -1,4 +1,4 @@
-"""Reading ahead: units, tokens and hits are those without it, a simulation repeats it, and nothing is left over."""
+"""Preloading: units, tokens and hits are those without it, a simulation repeats it, and nothing is left over."""
 
 import itertools
 from collections import defaultdict, deque
@@ -15,9 +15,9 @@ from coldpress.runtime.dram.budget import choose_plan, fixed_bytes, refit, used_
 from coldpress.runtime.flash import direct, simulated
 from coldpress.runtime.generate.session import Session
 from coldpress.runtime.simulate import on_device, simulate
-from coldpress.runtime.store.ahead_room import most_bytes
 from coldpress.runtime.store.clock import FlashQueue
 from coldpress.runtime.store.computing import NOTHING, Arrival, Work
+from coldpress.runtime.store.preload_room import most_bytes
 from coldpress.runtime.store.store import Store
 from coldpress.runtime.trace import END, FETCH, NO_IDS, PRELOAD, Event, Recorder, load_trace
 from coldpress.schemas.errors import ColdpressError, CorruptPageError
@@ -66,7 +66,7 @@ def draw(random, num_units, share):
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("changes", [{}, {"share": 0.3}, {"collapse_gap_bytes": 0}, {"cache": "static"}], ids=str)
-def test_a_fetch_brings_its_units_whatever_was_read_ahead(built, case, changes):
+def test_a_fetch_brings_its_units_whatever_was_preloaded(built, case, changes):
     """Guesses that are good, bad and empty, each for a whole section; what was used of them is counted by hand."""
     artifact, random, store = built[case], np.random.default_rng(0), store_of(built[case], **changes)
     used_bytes, sections = 0, artifact.manifest.flash.sections
@@ -75,7 +75,7 @@ def test_a_fetch_brings_its_units_whatever_was_read_ahead(built, case, changes):
         absent = sum(
             np.count_nonzero(~store.residency((layer, section.family)).present[guess]) for layer in section.layers
         )
-        store.read_ahead((section.first_layer, section.family), guess)
+        store.preload((section.first_layer, section.family), guess)
         read = (store.counters.preloaded_bytes - before) // section.unit_bytes
         assert read == absent or "share" in changes or section.family == "mlp_mid"
         for layer in section.layers:
@@ -132,10 +132,10 @@ def test_units_that_are_being_read_ahead_are_not_read_again(built, case):
     first, ids = 2, np.arange(64, dtype=np.int32)
     layers = 1 if case == "topk" else 2
     absent = [~store.residency((first + index, "mlp_in")).present for index in range(layers)]
-    store.read_ahead((first, "mlp_in"), ids[:8])
+    store.preload((first, "mlp_in"), ids[:8])
     before = store.counters.preloaded_bytes
     assert before == sum(part[:8].sum() for part in absent) * size
-    store.read_ahead((first, "mlp_in"), ids[4:12])
+    store.preload((first, "mlp_in"), ids[4:12])
     assert store.counters.preloaded_bytes - before == sum(part[8:12].sum() for part in absent) * size
     check_fetch(store, built[case], first, "mlp_in", ids)
     store.close()
@@ -148,18 +148,18 @@ def test_a_simulation_refuses_to_read_ahead_what_there_is_not(built):
         simulate(artifact, plan_of(artifact), recorder.events)
 
 
-def test_a_plan_without_room_for_it_reads_nothing_ahead(built):
+def test_a_plan_without_room_for_it_preloads_nothing(built):
     recorder = Recorder()
     with Session(built["topk"].path, recorder=recorder) as session:
         metrics = session.generate(PROMPT, NUM_TOKENS).metrics
-        session.store.read_ahead((3, "mlp_in"), np.arange(8, dtype=np.int32))
+        session.store.preload((3, "mlp_in"), np.arange(8, dtype=np.int32))
     assert metrics.preload_reads == metrics.preloaded_bytes == session.store.counters.preload_reads == 0
     assert [event.kind for event in recorder.events].count(PRELOAD) == 1  # the one asked for by hand
 
 
 @pytest.mark.parametrize("case", ["topk", "topk of 2", "topk of 4"])
 def test_what_is_guessed_is_the_choice_of_layers_that_are_alike(built, case):
-    """Every section after the first is read ahead once, by the shares of the layers before it; at a cosine of 0.9 most
+    """Every section after the first is preloaded once, by the shares of the layers before it; at a cosine of 0.9 most
     of the guess is right, and less so over four layers than over one."""
     recorder, artifact = Recorder(), open_artifact(built[case].path)
     with Session(built[case].path, plan=plan_of(artifact), recorder=recorder) as session:
@@ -201,7 +201,7 @@ def damaged(built, tmp_path, layer, family, unit):
 
 @pytest.mark.parametrize("case", ["topk", "topk of 4"])
 def test_damage_matters_to_those_who_ask_for_it_alone(built, case, tmp_path):
-    """A damaged page read ahead is no error; a unit of it that is asked for is, and is not kept."""
+    """A damaged page preloaded is no error; a unit of it that is asked for is, and is not kept."""
     artifact = damaged(built[case], tmp_path, 6, "mlp_in", 40)
     store, first = store_of(artifact, cache="static"), 6 if case == "topk" else 4
     there = set(artifact.pinned[6, "mlp_in"].tolist())
@@ -209,10 +209,10 @@ def test_damage_matters_to_those_who_ask_for_it_alone(built, case, tmp_path):
     place = {int(unit): at // max(1, per_page) for at, unit in enumerate(artifact.order[first, "mlp_in"])}
     far = [unit for unit in range(64) if abs(place[unit] - place[40]) > 1 and unit not in there]
     ids = np.array(sorted({*far[:8], 40}), np.int32)
-    store.read_ahead((first, "mlp_in"), ids)
+    store.preload((first, "mlp_in"), ids)
     check_fetch(store, artifact, 6, "mlp_in", np.setdiff1d(ids, [40]).astype(np.int32))
     store.end_tokens()
-    store.read_ahead((first, "mlp_in"), ids)
+    store.preload((first, "mlp_in"), ids)
     with pytest.raises(CorruptPageError, match="family mlp_in"):
         deque(store.submit((6, "mlp_in"), ids), maxlen=0)
     store.close()
@@ -262,11 +262,11 @@ def flaky(built):
     return built["topk of 2"], flash, Store(artifact, plan_of(artifact), flash)
 
 
-def test_reads_ahead_that_fail_are_made_again_when_asked_for(flaky):
+def test_preloads_that_fail_are_made_again_when_asked_for(flaky):
     built, flash, store = flaky
     ids = np.arange(0, 64, 2, dtype=np.int32)
     flash.failing = True
-    store.read_ahead((4, "mlp_in"), ids)
+    store.preload((4, "mlp_in"), ids)
     flash.failing = False
     for layer in (4, 5, 4):
         check_fetch(store, built, layer, "mlp_in", ids)
@@ -278,7 +278,7 @@ def test_a_fetch_that_is_given_up_keeps_nothing_that_it_did_not_give(flaky, monk
     monkeypatch.setattr("coldpress.runtime.store.planner.ARRIVAL_BYTES", 4096)
     ids = np.arange(64, dtype=np.int32)
     for batches in (1, 2, 3):
-        store.read_ahead((6, "mlp_in"), ids[::2])
+        store.preload((6, "mlp_in"), ids[::2])
         fetching = store.submit((7, "mlp_in"), ids)
         batches_of = iter(fetching)
         for _ in range(batches):
@@ -294,11 +294,11 @@ def test_a_fetch_that_is_given_up_keeps_nothing_that_it_did_not_give(flaky, monk
 def test_nothing_is_under_way_into_memory_that_is_used_again(flaky, end):
     built, flash, store = flaky
     ids, artifact = np.arange(0, 64, 3, dtype=np.int32), open_artifact(built.path)
-    store.read_ahead((2, "mlp_in"), ids)
-    store.read_ahead((4, "mlp_in"), ids)  # the other region
+    store.preload((2, "mlp_in"), ids)
+    store.preload((4, "mlp_in"), ids)  # the other region
     assert len(flash.open) == 2
     if end == "next":
-        store.read_ahead((6, "mlp_in"), ids)
+        store.preload((6, "mlp_in"), ids)
         assert len(flash.open) == 2
     elif end == "resize":
         store.resize(artifact, refit(artifact.manifest, store.plan, store.plan.dram_budget_bytes + 50_000))
@@ -312,7 +312,7 @@ def test_nothing_is_under_way_into_memory_that_is_used_again(flaky, end):
 
 
 def test_drafts_and_changes_of_budget_leave_the_text(built):
-    """What a pass of several tokens reads ahead is for all of them; tokens that are taken back change nothing."""
+    """What a pass of several tokens preloads is for all of them; tokens that are taken back change nothing."""
     artifact = open_artifact(built["topk"].path)
     plain = Session(built["topk"].path).generate(PROMPT, 20, ignore_eos=True).token_ids
     with Session(built["topk"].path, plan=plan_of(artifact)) as session:
@@ -332,7 +332,7 @@ def test_the_buffer_is_part_of_the_budget(built):
     plan, before = plan_of(artifact), artifact.manifest.plans[0]
     assert used_bytes(artifact.manifest, plan) == used_bytes(artifact.manifest, before) + plan.preload_buffer_bytes
     with Session(built["topk"].path, plan=plan) as session:
-        memory = sum(region.memory.size for region in session.store.ahead._regions)
+        memory = sum(region.memory.size for region in session.store.preloader._regions)
         assert memory <= plan.preload_buffer_bytes
         session.generate(PROMPT, 4)
         assert session.store.dram_used_bytes <= plan.dram_budget_bytes
@@ -345,7 +345,7 @@ def test_a_change_of_budget_takes_the_buffer_along(built):
     whole = whole_bytes(artifact.manifest, plan)
 
     def held(session):
-        return sum(region.memory.size for region in session.store.ahead._regions)
+        return sum(region.memory.size for region in session.store.preloader._regions)
 
     with Session(path, plan=plan) as fresh:
         expected, size = fresh.generate(PROMPT, 12, ignore_eos=True).metrics, held(fresh)
@@ -371,7 +371,7 @@ def test_a_users_word_stands_over_the_plans(built):
 
 
 def test_where_nothing_can_be_guessed_it_is_refused(relu_artifact):
-    with pytest.raises(ColdpressError, match="up_down in 12 sections leave nothing to read ahead: expected neuron"):
+    with pytest.raises(ColdpressError, match="up_down in 12 sections leave nothing to preload: expected neuron"):
         Session(relu_artifact.path, preload="on")
     assert choose_plan(relu_artifact.manifest).preload_buffer_bytes == 0
 
@@ -382,7 +382,7 @@ def test_a_plan_says_whole_pages(tmp_path):
     refuse(artifact.path, errors.PlanError, "preload_buffer_bytes is 5000", "whole pages of 4096")
 
 
-def test_a_modelled_device_reads_ahead_while_it_computes():
+def test_a_modelled_device_preloads_while_it_computes():
     """By hand: 3 ms of reads begin, 2 ms of computing hide as much of them."""
     nothing, one_ms = Work(0.0, 0.0, 0.0), Work(0.0, 0.001, 0.0)
 
@@ -390,23 +390,25 @@ def test_a_modelled_device_reads_ahead_while_it_computes():
         return Arrival(seconds, 1, True)
 
     queue = FlashQueue()
-    assert queue.fetch_s(reads(0.005), one_ms, early=False) == pytest.approx(0.005)
+    assert queue.fetch_s(reads(0.005), one_ms, needs_queue=False) == pytest.approx(0.005)
     queue.begin(0.003)
     queue.compute(0.002)
-    assert queue.fetch_s(NOTHING, nothing, early=True) == pytest.approx(0.001)
+    assert queue.fetch_s(NOTHING, nothing, needs_queue=True) == pytest.approx(0.001)
     queue.begin(0.003)
-    assert queue.fetch_s(reads(0.002), nothing, early=True) == pytest.approx(0.005)  # behind the guess
+    assert queue.fetch_s(reads(0.002), nothing, needs_queue=True) == pytest.approx(0.005)  # behind the guess
     queue.begin(0.003)
-    assert queue.fetch_s(NOTHING, one_ms, early=False) == pytest.approx(0.001)  # nobody waits for it yet
-    assert queue.fetch_s(NOTHING, one_ms, early=True) == pytest.approx(0.002)
+    assert queue.fetch_s(NOTHING, one_ms, needs_queue=False) == pytest.approx(0.001)  # nobody waits for it yet
+    assert queue.fetch_s(NOTHING, one_ms, needs_queue=True) == pytest.approx(0.002)
     queue.begin(0.003)
-    assert queue.fetch_s(reads(0.004), Work(0.002, 0.001, 0.0), early=False) == pytest.approx(0.007)  # 2 of 3 ms hidden
+    assert queue.fetch_s(reads(0.004), Work(0.002, 0.001, 0.0), needs_queue=False) == pytest.approx(
+        0.007
+    )  # 2 of 3 ms hidden
     queue.begin(0.003)
     queue.compute(1e6)
-    assert queue.fetch_s(NOTHING, nothing, early=True) == 0
+    assert queue.fetch_s(NOTHING, nothing, needs_queue=True) == 0
 
 
-def test_modelled_seconds_count_what_reading_ahead_hides(built):
+def test_modelled_seconds_count_what_preloading_hides(built):
     """A guess that is right reads the same, and a token takes less by what is computed with between two layers."""
     artifact = open_artifact(built["predictor"].path)
     room = {"read_buffer_bytes": 1 << 20, "dram_budget_bytes": 1 << 24}
@@ -417,7 +419,7 @@ def test_modelled_seconds_count_what_reading_ahead_hides(built):
     for layer in range(SPEC.num_hidden_layers):
         deque(store.submit((layer, "neuron"), ids), maxlen=0)
         if layer + 1 < SPEC.num_hidden_layers:
-            store.read_ahead((layer + 1, "neuron"), ids)
+            store.preload((layer + 1, "neuron"), ids)
     store.end_tokens()
     with_it, without = (simulate(artifact, plan, recorder.events) for plan in (ahead, plain))
     assert with_it.preload_used_bytes == with_it.preloaded_bytes > 0

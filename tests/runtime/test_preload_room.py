@@ -1,4 +1,4 @@
-"""How much is read ahead, and what of a guess: by hand, and by what a run of it counts."""
+"""How much is preloaded, and what of a guess: by hand, and by what a run of it counts."""
 
 import numpy as np
 import pytest
@@ -6,8 +6,8 @@ import pytest
 from coldpress.runtime.artifact.reader import open_artifact
 from coldpress.runtime.generate.session import Session
 from coldpress.runtime.simulate import simulate
-from coldpress.runtime.store.ahead import most_certain
-from coldpress.runtime.store.ahead_room import AheadReading, buffer_bytes, most_bytes, rooms
+from coldpress.runtime.store.preload import most_certain
+from coldpress.runtime.store.preload_room import PreloadReads, buffer_bytes, most_bytes, rooms
 from coldpress.runtime.trace import PRELOAD, Recorder
 from coldpress.schemas.layout import placed_parts
 from tests.support.artifacts import Recipe, build_artifact, small_spec
@@ -62,12 +62,12 @@ def test_a_part_of_a_guess_is_righter_and_changes_no_token(built):
     assert half.preloaded_bytes < 0.6 * whole.preloaded_bytes
 
 
-def test_what_is_read_ahead_is_what_fits_while_nothing_is_asked_for(built):
+def test_what_is_preloaded_is_what_fits_while_nothing_is_asked_for(built):
     """A unit at least, all of a guess at most, and never more than a quarter of the DRAM for units."""
     artifact = open_artifact(built.path)
     plan, flash = artifact.manifest.plans[0], artifact.manifest.flash
     law = artifact.manifest.device.flash.issuing(plan.queue_depth)
-    reading = AheadReading(flash.sections, plan.parts, law, 0)
+    reading = PreloadReads(flash.sections, plan.parts, law, 0)
     most = most_bytes(flash.sections, plan.parts, 4096, 1 << 30)
     rooms = [buffer_bytes(reading, idle_s, 1.0, 1 << 30) for idle_s in (0.0, 1e-5, 1e-4, 1.0)]
     assert rooms == sorted(rooms)
@@ -77,7 +77,7 @@ def test_what_is_read_ahead_is_what_fits_while_nothing_is_asked_for(built):
     assert buffer_bytes(reading, 1.0, 1.0, 40_000) == 8192  # a quarter of the DRAM at most
     first = [section for section in flash.sections if section.first_layer == 0]
     assert most_bytes(first, plan.parts, 4096, 1 << 30) == 0  # no layer before it would tell
-    within = AheadReading(flash.sections, tuple(_all_in_dram(plan, flash.sections)), law, 0)
+    within = PreloadReads(flash.sections, tuple(_all_in_dram(plan, flash.sections)), law, 0)
     assert buffer_bytes(within, 1.0, 1.0, 1 << 30) == 0
 
 

@@ -219,6 +219,7 @@ def positions_of(case, wanted):
     return np.flatnonzero((wanted >> experts) & 1)
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(cases)
 def test_a_pass_over_experts_reads_each_unit_once_and_cuts_blocks_as_a_pass_over_all(case):

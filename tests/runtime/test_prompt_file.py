@@ -57,6 +57,7 @@ def test_each_line_has_what_it_gives_alone(capsys, artifact, options):
     assert run(capsys, *options, "--temperature", 2, "--seed", 5, "--json") == (0, out, "")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch", [1, 3])
 def test_how_many_go_on_at_once_changes_no_text(capsys, options, batch):
     _, expected, _ = run(capsys, *options, "--json")

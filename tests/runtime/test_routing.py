@@ -98,6 +98,7 @@ def test_a_stronger_prior_misses_fewer_experts(mixture):
     assert counts[0] > 1.2 * counts[1] > counts[2]
 
 
+@pytest.mark.slow
 def test_the_exact_way_takes_back_what_a_plan_says(mixture, tmp_path):
     path = shutil.copytree(mixture.path, tmp_path / "a")
     change_manifest(path, lambda manifest: manifest["plans"][0].update(STEERED))

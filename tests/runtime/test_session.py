@@ -13,6 +13,7 @@ from tests.support.artifacts import open_descriptors
 PROMPT = [3, 14, 15]
 
 
+@pytest.mark.slow
 def test_two_threads_in_one_session_are_told_so(relu_artifact):
     """They used to share one read buffer, and healthy storage was blamed for the checksums."""
     expected = Session(relu_artifact.path).generate(PROMPT, 12).token_ids

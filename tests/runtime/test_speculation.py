@@ -77,6 +77,7 @@ def test_drawn_tokens_are_those_without_drafts(sessions, sampling):
         assert session.generate(PROMPT, 24, sampling=sampling, ignore_eos=True, draft=draft).token_ids == plain
 
 
+@pytest.mark.slow
 def test_tokens_of_a_trained_model_are_those_without_drafts(tmp_path):
     model = load_hf(ROOT / "demo/model")
     spec = spec_of(model.config)
@@ -268,6 +269,7 @@ def seeing(tmp_path_factory):
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampling", [None, Sampling(temperature=0.8, seed=5)])
 def test_drafts_of_a_run_that_sees_pinned_units_change_no_token(seeing, sampling):
     """Each token of a pass uses its own units; what several use is read once."""

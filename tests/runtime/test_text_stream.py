@@ -84,6 +84,7 @@ def test_what_is_no_text_is_refused(stop):
         StopFinder(["x", stop])
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(prompt=st.lists(st.integers(2, 383), min_size=1, max_size=12), new=st.lists(st.integers(2, 383), max_size=12))
 def test_pieces_and_the_remainder_are_the_text_even_inside_characters(codec, prompt, new):

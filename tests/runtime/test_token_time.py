@@ -53,6 +53,6 @@ def test_of_resident_experts_a_token_multiplies_its_own(tmp_path):
 def test_a_device_that_has_nothing_to_read_saves_nothing_up():
     """What it could have read while memory was computed with is lost where nobody asked for it."""
     queue = FlashQueue()
-    assert queue.fetch_s(NOTHING, Work(0.0, 0.05, 0.0), early=False) == 0.05
+    assert queue.fetch_s(NOTHING, Work(0.0, 0.05, 0.0), needs_queue=False) == 0.05
     queue.begin(1e-3)
-    assert queue.fetch_s(NOTHING, Work(0.0, 0.0, 0.0), early=True) == 1e-3
+    assert queue.fetch_s(NOTHING, Work(0.0, 0.0, 0.0), needs_queue=True) == 1e-3

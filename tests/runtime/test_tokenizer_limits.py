@@ -72,6 +72,7 @@ def test_what_takes_a_machine_in_process_is_one_sentence(folder, monkeypatch, pa
     assert sum(os.times()[:4]) - sum(before[:4]) < 60
 
 
+@pytest.mark.slow
 def test_time_is_limited(folder, monkeypatch):
     """WordPiece compares all pieces of a word of any length."""
     model = {"type": "WordPiece", "unk_token": "u", "continuing_subword_prefix": "", "max_input_chars_per_word": 10**9}

@@ -139,6 +139,7 @@ def test_logprobs_of_new_tokens_are_the_python_interfaces(server, model):
     assert [len(one["top_logprobs"]) for one in chat["logprobs"]["content"]] == [2] * 5
 
 
+@pytest.mark.slow
 def test_bytes_of_logprobs_join_to_the_text(server):
     """Also of characters that several tokens make up; and likely tokens without a whole one have texts of their own."""
     asked = {"max_tokens": 200, "temperature": 20, "seed": 5}
@@ -162,6 +163,7 @@ def test_bytes_of_logprobs_join_to_the_text(server):
         assert all(text.startswith(token, start) for start, token in whole)
 
 
+@pytest.mark.slow
 def test_an_answer_was_created_when_it_was_asked_for(server, monkeypatch):
     before_s = int(time.time())
     for path, fields in (
@@ -233,6 +235,7 @@ def test_metrics_count_tokens_and_shared_passes(server):
     assert json.dumps(after)
 
 
+@pytest.mark.slow
 def test_an_end_of_sequence_token_ends_the_text_in_every_interface(artifact, model, tmp_path):
     """The artifact is told that a token which the greedy text has is such a token."""
     chat = [CHAT[0], {"role": "user", "content": "Hi"}]

@@ -214,6 +214,7 @@ def test_the_evaluation_harness_scores_and_generates(artifact, server, model):
     assert harness.generate_until(instances, disable_tqdm=True) == expected
 
 
+@pytest.mark.slow
 def test_a_task_has_the_same_scores_through_the_server_and_through_the_harness_model(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
     # the harness's tokenizer of this class adds no first token, whatever its settings say

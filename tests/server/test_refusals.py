@@ -208,6 +208,7 @@ def test_what_cannot_be_served_is_one_sentence(capsys, tmp_path, artifact, serve
         assert named in captured.err
 
 
+@pytest.mark.slow
 def test_the_key_may_be_in_a_variable(artifact, monkeypatch):
     monkeypatch.setenv("COLDPRESS_KEY", "sesame")
     with serving(artifact.path) as server:

@@ -106,6 +106,7 @@ def test_a_long_prefill_is_kept_alive_by_comments(here, model):
     assert text == model.generate("Once", 3).text
 
 
+@pytest.mark.slow
 def test_the_budget_changes_while_it_runs(artifact, model):
     expected = model.generate("The map was", 480).text
     with serving_here(artifact.path) as server:
@@ -153,6 +154,7 @@ def test_a_signal_ends_the_process_in_order(artifact, sent):
             server.send("GET", "/health")
 
 
+@pytest.mark.slow
 def test_a_second_interrupt_ends_it_at_once(artifact):
     with serving(artifact.path, "--batch-tokens", 16000, "--dram", "1GB") as server:
         with server.streamed(n=32, **LONG) as answer:
@@ -257,6 +259,7 @@ def test_a_sequence_whose_logits_are_not_finite_fails_alone(here, model, monkeyp
     assert [after[name] - before[name] for name in ("failed_total", "sequences_total")] == [1, 2]
 
 
+@pytest.mark.slow
 def test_a_budget_may_be_a_share_of_what_the_model_takes_in_dram(artifact, capsys):
     """In every front door, under both of its flags."""
     with coldpress.load(artifact.path, dram="100%") as whole, coldpress.load(artifact.path, dram="90.5%") as part:
@@ -290,6 +293,7 @@ def drafting(tmp_path_factory):
     return path, plain
 
 
+@pytest.mark.slow
 def test_requests_with_drafts_get_the_texts_without(drafting):
     """One after the other and several at once, greedy and drawn, streamed and whole."""
     asked = [

@@ -66,7 +66,7 @@ class _Choice(Selection):
         }
 
     def choose(self, key: Key, signal_TN: np.ndarray, residency: Residency) -> tuple[list[np.ndarray], np.ndarray]:
-        """See `coldpress.runtime.store.ahead.Choose`."""
+        """See `coldpress.runtime.store.preload.Choose`."""
         return self.select(key, signal_TN, residency), signal_TN
 
 
@@ -85,7 +85,7 @@ class Decoded:
 
     @property
     def precision(self) -> float:
-        """Share of the bytes read ahead that a request then used."""
+        """Share of the bytes preloaded that a request then used."""
         return self.counters["preload_used_bytes"] / max(1, self.counters["preloaded_bytes"])
 
 
@@ -164,7 +164,7 @@ class SimilarLayers:
         """Runs `layout` and `plan` and returns their decisions."""
         model, sparsity, placement = self.records
         sparsity = sparsity.model_copy(update={"cache": "lfu"})
-        # only reading ahead is compared, so `plan` keeps its first division of the budget
+        # only preloading is compared, so `plan` keeps its first division of the budget
         with patch.object(plan_stage, "search", lambda division, start, *_: Found(start)):
             return lay_out(
                 model, sparsity, placement, self.device, order=order, activations=self.activations, preload=preload
@@ -268,7 +268,9 @@ class SimilarLayers:
                     (ids,) = choice.select(key, signal, store.residency(key))
                     deque(store.submit(key, ids), maxlen=0)
                     by_part[key] += (clock.flash_s - then) / num_tokens
-                store.ahead.layer_done(layer, {family: token[family][layer][None] for family in group}, choice.choose)
+                store.preloader.layer_done(
+                    layer, {family: token[family][layer][None] for family in group}, choice.choose
+                )
             store.end_tokens()
         then = _counted(store, clock)
         counted = {name: then[name] - before[name] for name in then}

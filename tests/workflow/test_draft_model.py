@@ -69,6 +69,7 @@ def test_builds_with_one_draft_model_build_it_once(models: tuple[str, str], tmp_
     assert list(asked(builds)) == ["large/pixel6/1.02", "large/pixel6/1.05"]
 
 
+@pytest.mark.slow
 def test_what_is_taken_from_the_draft_model_s_build_is_its_artifact(
     workflow: Workflow, models: tuple[str, str], tmp_path: Path
 ) -> None:

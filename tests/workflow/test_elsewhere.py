@@ -16,6 +16,7 @@ def elsewhere(build: Workflow, folder: Path, **config: object) -> Workflow:
     return build.at(folder, build_dir=build.folder / "build", **config)
 
 
+@pytest.mark.slow
 def test_nothing_is_to_be_done_from_another_folder(built: Workflow, tmp_path: Path) -> None:
     assert elsewhere(built, tmp_path / "deep" / "er").planned() == {}
     link = tmp_path / "link"
@@ -40,6 +41,7 @@ def test_what_was_built_from_another_folder_is_known_here(built: Workflow, tmp_p
     assert set(here.planned()) == FROM_THE_END
 
 
+@pytest.mark.slow
 def test_results_of_which_nothing_is_known_are_refused(built: Workflow, tmp_path: Path) -> None:
     """Without its records Snakemake would take them for good, whatever the settings; nothing is touched."""
     copy = built.at(tmp_path)

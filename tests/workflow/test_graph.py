@@ -89,6 +89,7 @@ EXECUTORS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", EXECUTORS)
 def test_executor_profiles_dry_run(
     workflow: Workflow, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str

@@ -81,6 +81,7 @@ def test_a_second_build_is_refused_and_looking_is_not(
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_a_build_that_has_nothing_to_do_waits_for_its_turn_too(built: Workflow) -> None:
     """What it found done may be in the course of change."""
     holder = 'flock --nonblock --no-fork {} sh -c "echo held; exec sleep 600"'

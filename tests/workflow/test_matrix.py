@@ -41,6 +41,7 @@ def planned(workflow: Workflow, *arguments: str, **config: object) -> dict[str, 
     return alone.planned(*arguments, **config)
 
 
+@pytest.mark.slow
 def test_what_builds_of_a_model_share_is_made_once(workflow: Workflow, tmp_path: Path) -> None:
     text = "models: [{model: one}, {model: two, method: auto}]\ndevices: [pixel6, oneplus12]\nfloors: [1.02, 1.05]"
     written(tmp_path, text, "one", "two")

@@ -299,8 +299,8 @@ CURVE = ExpertCurve(
     persistence=0.4,
     predictability=0.8,
 )
-AHEAD = ("experts", "predictor")
-"""Bases whose plans read units ahead of their layer."""
+PRELOADING = ("experts", "predictor")
+"""Bases whose plans preload units."""
 ROUTED = ("routed",)
 """Bases whose routers prefer experts in DRAM."""
 DRAFTS = ("drafts",)
@@ -328,8 +328,8 @@ class Artifacts:
             if name in CURVES:
                 (path / EXPERTS_FILE).write_text(CURVE.to_json())
             add_files(path, recipe.spec.vocab_size)
-            if name in AHEAD:
-                change_manifest(path, _read_ahead)
+            if name in PRELOADING:
+                change_manifest(path, _preload)
             if name in DRAFTS:
                 change_manifest(path, _draft)
             if name in ROUTED:
@@ -393,7 +393,7 @@ class Artifacts:
             yield Run(name, run_limited(partial(main, [name.split()[0], str(folder), *flags]), scratch))
 
 
-def _read_ahead(manifest: dict[str, Any]) -> None:
+def _preload(manifest: dict[str, Any]) -> None:
     for plan in manifest["plans"]:
         plan["preload_buffer_bytes"] = 2 * manifest["flash"]["page_bytes"]
         plan["dram_budget_bytes"] += plan["preload_buffer_bytes"]

@@ -13,7 +13,7 @@ read at all save time: a layer that misses one unit still waits for its first by
 first on, and the next one as far as it fits; no placement has a larger objective (Eq. 2), since all counts are equal
 and the bytes left are too few for a unit. For a mixture whose experts are used whole this is one candidate: some
 experts are used more often than others, which other placements and caches exploit. Where the next layer's units are
-read ahead while a layer computes, nothing waits for a first byte: then every layer has as many pinned units (`evenly`),
+preload while a layer computes, nothing waits for a first byte: then every layer has as many pinned units (`evenly`),
 so that all of them read and compute for equally long.
 
 The program and its solution are in _program.py.
@@ -119,7 +119,7 @@ def run(
     counts = counts_of(model.spec, activations, sparsity, activations.num_tokens)
     share, whole, tried = _pinned_share(config, model.spec, activations, sparsity, device)
     problem = _problem(config, model.spec, counts, sparsity, device, share)
-    choices, gap = _choices(problem, whole, whole and _reads_ahead(model, sparsity, device))
+    choices, gap = _choices(problem, whole, whole and _preloads(model, sparsity, device))
     pairs = list(zip(problem.groups, choices, strict=True))
     value = sum(value_of(*pair) for pair in pairs)
     placement = Placement(
@@ -174,10 +174,10 @@ def _arrays(pairs: list[tuple[Group, UnitChoice]]) -> dict[str, np.ndarray]:
     return places | {f"rank.{group.layer}.{group.family}": rank_of(group, choice) for group, choice in pairs}
 
 
-def _choices(problem: Problem, whole: bool, ahead: bool) -> tuple[Sequence[UnitChoice], float]:
-    """Returns what is pinned of each group, and the proven gap; `ahead`: the next layer's units are read ahead."""
+def _choices(problem: Problem, whole: bool, preloads: bool) -> tuple[Sequence[UnitChoice], float]:
+    """Returns what is pinned of each group, and the proven gap; `preloads`: the next layer\'s units are preloaded."""
     if whole:
-        return evenly(problem) if ahead else whole_layers(problem), 0.0
+        return evenly(problem) if preloads else whole_layers(problem), 0.0
     solution = search(problem, PLACE_GAP)
     return solution.choices, solution.gap
 
@@ -224,8 +224,8 @@ def _pinned_share(
     return share, False, tuple(tried)
 
 
-def _reads_ahead(model: Model, sparsity: Sparsity, device: DeviceProfile) -> bool:
-    """Tells whether a run in which every token uses every unit reads the next layer's ahead."""
+def _preloads(model: Model, sparsity: Sparsity, device: DeviceProfile) -> bool:
+    """Tells whether a run in which every token uses every unit preloads the next layer's."""
     free_bytes = sparsity.budget.buffer_bytes + sparsity.budget.cache_bytes
     return buffers_of(model, sparsity, free_bytes, device).preload > 0
 

@@ -1,4 +1,4 @@
-"""plan: settles cache, collapse gap, pinned share, buffers, reading ahead and drafts; one plan per DRAM budget.
+"""plan: settles cache, collapse gap, pinned share, buffers, preloading and drafts; one plan per DRAM budget.
 
 Reads the budgets that `allocate` divided, the order and the placement that were found since, and the units that
 calibration tokens use. Settings are judged by the seconds of held-out tokens on the simulated device
@@ -32,7 +32,7 @@ from coldpress.runtime.dram import experts
 from coldpress.runtime.dram.budget import holds_everything
 from coldpress.runtime.plugins import load
 from coldpress.runtime.sparsity import Selector
-from coldpress.runtime.store.ahead_room import NOTHING, USUAL_GUESS, Ahead
+from coldpress.runtime.store.preload_room import NOTHING, USUAL_GUESS, Preloading
 from coldpress.schemas.activations import Activations
 from coldpress.schemas.config import Key
 from coldpress.schemas.corpus import Corpus
@@ -69,7 +69,7 @@ class PlanConfig(CacheSetting, PinnedShareSetting, DraftSetting):
         default="off",
         description="whether what later layers will probably use is read while earlier ones compute; auto: where the "
         "device's law and the measured likeness of layers say that it pays; a plan that uses every unit has nothing to "
-        "guess, and reads ahead wherever that is faster",
+        "guess, and preloads wherever that is faster",
     )
 
 
@@ -89,7 +89,7 @@ def run(
     """Returns one plan for each budget that `allocate` divided, the largest first.
 
     Raises:
-        ColdpressError: if `preload` is on and nothing can be read ahead, if a draft is named and the selector cannot
+        ColdpressError: if `preload` is on and nothing can be preloaded, if a draft is named and the selector cannot
             have one, or if the placement is of another model.
         DoesNotFitError: if resident tensors, predictors, KV cache, bookkeeping, read buffer and pinned units exceed a
             budget.
@@ -156,10 +156,10 @@ def _settled(
     else:
         given = Given(config.cache, config.cache_options, config.pinned_share)
         found = search(division, start, given, order, replays(known, sparsity))
-    settings = replace(found.settings, ahead=_ahead(config, division, known, found.settings))
+    settings = replace(found.settings, preloading=_preloading(config, division, known, found.settings))
     plan = division.plan(settings)
-    if settings.ahead.buffer_bytes:
-        found.reasons.append(_in_words(settings.ahead, is_certain=division.buffers.preload > 0))
+    if settings.preloading.buffer_bytes:
+        found.reasons.append(_in_words(settings.preloading, is_certain=division.buffers.preload > 0))
     if found.measured is not None and not found.measured.hit_rate:
         found.reasons.append(_no_hits(plan, division))
     elif (curve := known.activations and known.activations.experts) is not None:
@@ -189,13 +189,13 @@ def _settled(
     )
 
 
-def _in_words(ahead: Ahead, *, is_certain: bool) -> str:
+def _in_words(chosen: Preloading, *, is_certain: bool) -> str:
     if is_certain:
         return (
-            f"every layer has as many pinned units, and up to {ahead.buffer_bytes} bytes of the next layer's are read "
-            "ahead while it computes"
+            f"every layer has as many pinned units, and up to {chosen.buffer_bytes} bytes of the next layer's are "
+            "preloaded while it computes"
         )
-    return f"{ahead.buffer_bytes} bytes are read ahead, {ahead.guess:.0%} of a guess"
+    return f"{chosen.buffer_bytes} bytes are preloaded, {chosen.guess:.0%} of a guess"
 
 
 def _why_not_searched(plan: Plan, division: Division, known: PlanInputs) -> str | None:
@@ -222,16 +222,16 @@ def _no_hits(plan: Plan, division: Division) -> str:
     )
 
 
-def _ahead(config: PlanConfig, division: Division, known: PlanInputs, settings: SlotSettings) -> Ahead:
+def _preloading(config: PlanConfig, division: Division, known: PlanInputs, settings: SlotSettings) -> Preloading:
     """Returns the preload buffer, taken from DRAM that pinned units leave, and the share of a guess that is read."""
     if division.buffers.preload:  # every token uses every unit, so that nothing is guessed
-        return Ahead(division.buffers.preload, 1.0)
+        return Preloading(division.buffers.preload, 1.0)
     if config.preload == "off":
         return NOTHING
     run = preloading.PreloadInputs(
         known,
         division.sparsity,
-        lambda ahead: division.plan(replace(settings, ahead=ahead)),
+        lambda tried: division.plan(replace(settings, preloading=tried)),
         division.unpinned_bytes(settings),
     )
     if config.preload == AUTO:
@@ -242,7 +242,7 @@ def _ahead(config: PlanConfig, division: Division, known: PlanInputs, settings: 
     if not found.buffer_bytes:
         raise ColdpressError(
             f"preload=on was asked for, and {', '.join(run.sparsity.families)} in {len(run.sections)} sections, with "
-            f"{run.free_bytes} bytes that no unit is pinned to, leave nothing to read ahead: expected neuron, mlp_in "
+            f"{run.free_bytes} bytes that no unit is pinned to, leave nothing to preload: expected neuron, mlp_in "
             "or attn_in of a section after the first and room for a page; leave preload=off"
         )
     return found

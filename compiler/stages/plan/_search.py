@@ -24,7 +24,7 @@ from coldpress.runtime.cache import CachePolicy, show_choice
 from coldpress.runtime.extents import span_bytes
 from coldpress.runtime.plugins import load_class
 from coldpress.runtime.quantities import show_number
-from coldpress.runtime.store.ahead_room import scattered
+from coldpress.runtime.store.preload_room import scattered
 from coldpress.runtime.trace import END, FETCH, NO_IDS, RESET, Event
 from coldpress.schemas.activations import Activations
 from coldpress.schemas.base import Options

@@ -15,8 +15,8 @@ from coldpress.compiler.sections import bookkeeping_bytes
 from coldpress.runtime.dram.budget import Claim, cache_slots
 from coldpress.runtime.plugins import load
 from coldpress.runtime.sparsity import Selector, uses_read_units
-from coldpress.runtime.store.ahead_room import NOTHING, Ahead
 from coldpress.runtime.store.facts import Key
+from coldpress.runtime.store.preload_room import NOTHING, Preloading
 from coldpress.schemas.base import Options
 from coldpress.schemas.device import DeviceProfile
 from coldpress.schemas.errors import ColdpressError
@@ -36,7 +36,7 @@ class SlotSettings:
     cache_options: Options = field(default_factory=Options)
     pinned_share: float | None = None
     """Share of the units' DRAM that is pinned, the same in all parts; None pins the units that `place` pins."""
-    ahead: Ahead = NOTHING
+    preloading: Preloading = NOTHING
 
 
 def fixed_bytes(
@@ -138,13 +138,13 @@ class Division:
             raise held.over(self.budget_bytes, remedy, pinned_bytes=self.pinned_bytes)
 
     def unpinned_bytes(self, settings: SlotSettings) -> int:
-        """Returns the DRAM for units and for reading ahead, without pinned units and the read buffer."""
+        """Returns the DRAM for units and for preloading, without pinned units and the read buffer."""
         held = sum(claim.num_pinned * claim.unit_bytes for claim in self._claims(settings))
         return self.free_bytes_with(settings.cache) - settings.read_buffer_bytes - held
 
     def plan(self, settings: SlotSettings) -> Plan:
         claims = self._claims(settings)
-        reading_bytes = settings.read_buffer_bytes + settings.ahead.buffer_bytes
+        reading_bytes = settings.read_buffer_bytes + settings.preloading.buffer_bytes
         slots = cache_slots(settings.cache, claims, self.free_bytes_with(settings.cache), reading_bytes)
         sparsity = self.sparsity
         return Plan(
@@ -161,8 +161,8 @@ class Division:
             kv_cache=sparsity.kv_cache,
             kv_cache_bytes=self.fixed.kv_cache,
             read_buffer_bytes=settings.read_buffer_bytes,
-            preload_buffer_bytes=settings.ahead.buffer_bytes,
-            preload_guess=settings.ahead.guess,
+            preload_buffer_bytes=settings.preloading.buffer_bytes,
+            preload_guess=settings.preloading.guess,
             collapse_gap_bytes=settings.gap_bytes,
             collapse="static" if uses_read_units(sparsity) else self.collapse,
             queue_depth=self.device.flash.queue_depth.value,
@@ -183,7 +183,7 @@ class Division:
         if settings.pinned_share is None:
             pins = [self.pinned[key] for key in self.of_part]
         else:
-            reading_bytes = settings.read_buffer_bytes + settings.ahead.buffer_bytes
+            reading_bytes = settings.read_buffer_bytes + settings.preloading.buffer_bytes
             slots = cache_slots(settings.cache, claims, self.free_bytes_with(settings.cache), reading_bytes)
             pins = [int(settings.pinned_share * count) for count in slots]
         return [claim._replace(num_pinned=count) for claim, count in zip(claims, pins, strict=True)]
@@ -229,7 +229,7 @@ def with_pins(
 
     Every part gets the same multiple of its pins, of the same rank, up to all of its units. Where every token uses
     every unit, layers are pinned whole, one after another, since a partly read layer still waits for a first byte; or
-    as many units in each, where the next layer's are read ahead (compiler/dense_run.py).
+    as many units in each, where the next layer's are preloaded (compiler/dense_run.py).
     `pinned_share` is the user's share of the units' DRAM, or None.
     """
     if division.budget_bytes == smallest.budget_bytes:

@@ -1,4 +1,4 @@
-"""Decides whether a build reads ahead (ActiveFlow 3), and how much, by modelled seconds with and without it.
+"""Decides whether a build preloads (ActiveFlow 3), and how much, by modelled seconds with and without it.
 
 Calibration tokens are decoded on the simulated device (compiler/seconds.py) under the build's own plan, placement and
 order. A layer guesses that the next section will use the units that the layer itself uses. Where a plan reads only the
@@ -19,7 +19,14 @@ from coldpress.compiler import seconds
 from coldpress.compiler.activity.held_out import Window
 from coldpress.compiler.seconds import WORTH, Key, Setting
 from coldpress.compiler.stages.plan._search import FILLING, PlanInputs, filling
-from coldpress.runtime.store.ahead_room import NOTHING, Ahead, AheadReading, buffer_bytes, guessed_families, scattered
+from coldpress.runtime.store.preload_room import (
+    NOTHING,
+    Preloading,
+    PreloadReads,
+    buffer_bytes,
+    guessed_families,
+    scattered,
+)
 from coldpress.runtime.store.resident import seconds_before
 from coldpress.runtime.trace import END, FETCH, NO_IDS, PRELOAD, Event
 from coldpress.schemas.families import FAMILIES, num_units
@@ -43,8 +50,8 @@ class PreloadInputs:
     known: PlanInputs
     sparsity: Sparsity
     """The choice of the plan's budget."""
-    plan: Callable[[Ahead], Plan]
-    """Returns the build's plan if it reads ahead by the given amount."""
+    plan: Callable[[Preloading], Plan]
+    """Returns the build's plan if it preloads by the given amount."""
     free_bytes: int
     """DRAM for units and the preload buffer, without pinned units."""
 
@@ -52,8 +59,8 @@ class PreloadInputs:
     def sections(self) -> tuple[Section, ...]:
         return self.known.sections
 
-    def setting(self, ahead: Ahead) -> Setting:
-        return self.known.setting(self.plan(ahead))
+    def setting(self, preloading: Preloading) -> Setting:
+        return self.known.setting(self.plan(preloading))
 
     @cached_property
     def used(self) -> dict[Key, np.ndarray]:
@@ -82,61 +89,61 @@ class PreloadInputs:
         }
 
 
-def fitting(run: PreloadInputs, guess: float) -> Ahead:
+def fitting(run: PreloadInputs, guess: float) -> Preloading:
     """Returns the preload buffer for this share of a guess: as much as flash can read while it would be idle."""
     setting = run.setting(NOTHING)
     device = run.known.device
     idle_s = max(seconds_before(setting.manifest, setting.plan).values(), default=0.0)
-    reading = AheadReading(run.sections, setting.plan.parts, device.flash, setting.plan.collapse_gap_bytes)
+    reading = PreloadReads(run.sections, setting.plan.parts, device.flash, setting.plan.collapse_gap_bytes)
     found = buffer_bytes(reading, idle_s, guess, run.free_bytes)
-    return Ahead(found, guess) if found else NOTHING
+    return Preloading(found, guess) if found else NOTHING
 
 
-def best(run: PreloadInputs) -> tuple[Ahead, float]:
-    """Returns the fastest reading ahead that fits, and its token time relative to none; `NOTHING` where nothing can be
-    read ahead or the quality of guesses was not measured."""
-    tried = [ahead for guess in GUESSES if (ahead := fitting(run, guess)).buffer_bytes]
+def best(run: PreloadInputs) -> tuple[Preloading, float]:
+    """Returns the fastest preloading that fits, and its token time relative to none; `NOTHING` where nothing can be
+    preload or the quality of guesses was not measured."""
+    tried = [preloading for guess in GUESSES if (preloading := fitting(run, guess)).buffer_bytes]
     known = any(_shared(run, section) for section in run.sections[1:])
     if not tried or not known:
         return NOTHING, 1.0
     without_s = token_s(run, NOTHING)
-    with_s = {ahead: token_s(run, ahead) for ahead in tried}
-    found = min(tried, key=lambda ahead: (with_s[ahead], ahead.buffer_bytes))
-    LOG.info("plan: a token takes %.3g ms, and %.3g ms with reading ahead", 1e3 * without_s, 1e3 * with_s[found])
+    with_s = {preloading: token_s(run, preloading) for preloading in tried}
+    found = min(tried, key=lambda preloading: (with_s[preloading], preloading.buffer_bytes))
+    LOG.info("plan: a token takes %.3g ms, and %.3g ms with preloading", 1e3 * without_s, 1e3 * with_s[found])
     return found, with_s[found] / without_s if without_s else 1.0
 
 
-def chosen(run: PreloadInputs) -> Ahead:
-    """Returns the reading ahead for `preload=auto`: none where it does not pay."""
+def chosen(run: PreloadInputs) -> Preloading:
+    """Returns the preloading for `preload=auto`: none where it does not pay."""
     found, share = best(run)
     return found if share < worth(run.sections) else NOTHING
 
 
 def worth(sections: Sequence[Section]) -> float:
-    """Returns the share of the time without reading ahead that a token must stay below."""
+    """Returns the share of the time without preloading that a token must stay below."""
     return WORTH_IN_GROUPS if any(len(section.layers) > 1 for section in sections) else WORTH
 
 
-def token_s(run: PreloadInputs, ahead: Ahead) -> float:
-    setting = run.setting(ahead)
+def token_s(run: PreloadInputs, preloading: Preloading) -> float:
+    setting = run.setting(preloading)
     num_tokens = next(iter(run.used.values())).shape[1]
     num_warm = max(0, min(WARM_TOKENS, num_tokens - 1))
-    tokens = [_token(run, setting, ahead, token, 1 + FILLING + token) for token in range(num_tokens)]
+    tokens = [_token(run, setting, preloading, token, 1 + FILLING + token) for token in range(num_tokens)]
     before = [*filling(setting), *chain(*tokens[:num_warm])]
     return seconds.token_seconds(setting, list(chain(*tokens[num_warm:])), before)
 
 
-def _token(run: PreloadInputs, setting: Setting, ahead: Ahead, token: int, number: int) -> list[Event]:
-    """Lists the requests of a token, the `number`th of the run, and what each layer reads ahead after its own units."""
+def _token(run: PreloadInputs, setting: Setting, preloading: Preloading, token: int, number: int) -> list[Event]:
+    """Lists the requests of a token, the `number`th of the run, and what each layer preloads after its own units."""
     found: list[Event] = []
     for layer in range(run.known.model.spec.num_hidden_layers):
         for family in (family for family in run.sparsity.families if (layer, family) in run.used):
             ids = np.flatnonzero(run.used[layer, family][:, token]).astype(np.int32)
             found.append(Event(FETCH, number, layer, family, ids))
-        for family in run.sparsity.families if ahead.buffer_bytes else ():
+        for family in run.sparsity.families if preloading.buffer_bytes else ():
             if (layer, family) in run.following:
                 section, after = run.following[layer, family]
-                ids = _guessed(run, layer, after, ahead.guess, token)
+                ids = _guessed(run, layer, after, preloading.guess, token)
                 positions = np.argsort(setting.artifact.order(after))[ids]
                 turn = positions * len(section.layers) // after.num_units == layer - section.first_layer
                 found.append(Event(PRELOAD, number, after.first_layer, family, ids[turn]))

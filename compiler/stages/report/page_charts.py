@@ -247,7 +247,7 @@ def _similarity_chart(activations: Activations) -> Chart:
             series[f"largest {100 * found.density:.0f} %"][entry.layer] = found.precision
     caption = (
         "How similar the MLP input of a layer is to that of the layer before: cosine, and the share of its largest "
-        "channels that are the largest there too. Where it is high, units can be read ahead one layer early."
+        "channels that are the largest there too. Where it is high, units can be preloaded one layer early."
     )
     return Chart("Inputs across layers", charts.lines("similarity", series), caption)
 

@@ -210,7 +210,7 @@ def _decisions(metrics: RunMetrics) -> dict[str, object]:
 
 
 class ReadLengths(Observer):
-    """Counts reads, of requests and ahead, as a store begins them."""
+    """Counts reads, of requests and of preloading, as a store begins them."""
 
     def __init__(self) -> None:
         self._counts = Counter[int]()

@@ -92,7 +92,7 @@ def climb(artifact: Artifact, plan: Plan, trace: Sequence[Event], model: Model) 
 
 def _steps(artifact: Artifact, plan: Plan, model: Model) -> tuple[str, Placed, list[tuple[str, ladder.Change]]]:
     start, changes = ladder.steps(artifact.manifest, plan)
-    # the trace holds guessed units only where the plan reads ahead
+    # the trace holds guessed units only where the plan preloads
     unknown = (UNMODELLED,) if plan.preload_buffer_bytes else (UNMODELLED, "+preload")
     overlap = next(change for change in changes if change[0] == OVERLAP)
     (_, select), *others = [change for change in changes if change[0] not in (*unknown, OVERLAP, "hybrid")]

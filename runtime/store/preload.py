@@ -1,8 +1,8 @@
-"""Reading ahead: units are read before they are asked for (ActiveFlow 3, Figs. 8-11).
+"""Preloading: units are read before they are asked for (ActiveFlow 3, Figs. 8-11).
 
 Inputs change little from layer to layer, so the next section's selector, given this layer's input, already chooses most
 of the units that it will choose later. The store guesses after the current layer has received all its units, so that
-needed reads come before guessed ones. If each section holds one layer, a layer reads ahead for the next layer. If
+needed reads come before guessed ones. If each section holds one layer, a layer preloads for the next layer. If
 sections hold N layers, each layer of a group reads its share of the next group, with the newest input. A guess costs
 one more selection per section, by a selector that reads the layer's input directly; no matrix is multiplied for it. A
 plan may read only the largest entries of the input, which are the most likely to be large in the next layer, too.
@@ -10,8 +10,8 @@ plan may read only the largest entries of the input, which are the most likely t
 The reads land in a separate buffer inside the DRAM budget: one region per family, or two used in turn if layers lie in
 groups, because a group is still in use while the next one is read. One read brings a unit's parts of all layers of a
 group. A request takes its units from the region and reads the rest; the store drops unused units when the next section
-takes the region, or when the token ends. Where a token uses every unit nothing is guessed: the last layer reads ahead
-for the next token's first one, while the head computes and while drafts are made. A failed read ahead counts as not
+takes the region, or when the token ends. Where a token uses every unit nothing is guessed: the last layer preloads
+for the next token's first one, while the head computes and while drafts are made. A failed preload counts as not
 made: a request for its units reads them again, so damage is reported only if a token needs the damaged bytes.
 """
 
@@ -26,8 +26,8 @@ from coldpress.runtime.extents import span_bytes
 from coldpress.runtime.flash import Ticket
 from coldpress.runtime.sparsity import Residency
 from coldpress.runtime.store import planner
-from coldpress.runtime.store.ahead_room import divided, first_batch, following, reads_on, rooms
-from coldpress.runtime.store.facts import AheadFacts, Key, Observers, Purpose
+from coldpress.runtime.store.facts import Key, Observers, PreloadFacts, Purpose
+from coldpress.runtime.store.preload_room import divided, first_batch, following, reads_on, rooms
 from coldpress.runtime.store.slots import Part
 from coldpress.runtime.unit_numbers import distinct
 from coldpress.schemas.errors import CorruptPageError
@@ -72,7 +72,7 @@ class _Region:
 
 
 @dataclass
-class EarlyUnits:
+class PreloadedUnits:
     ids: np.ndarray
     """int32 [k], in flash order."""
     rows: np.ndarray
@@ -99,7 +99,7 @@ class EarlyUnits:
             yield self.ids[first:stop], (self._portion.start + self._offsets[first:stop]).astype(np.int32)
 
 
-class ReadAhead:
+class Preloader:
     def __init__(
         self,
         plan: Plan,
@@ -113,7 +113,7 @@ class ReadAhead:
         """Allocates the buffer.
 
         Args:
-            plan: Gives `preload_buffer_bytes`, divided among families by need; 0 turns reading ahead off.
+            plan: Gives `preload_buffer_bytes`, divided among families by need; 0 turns preloading off.
             begin: Begins the reads of a batch into memory.
             zeros: Returns memory to read into, so many bytes.
         """
@@ -168,9 +168,9 @@ class ReadAhead:
         in `key`.
         """
         batch = self._begin(key, ids)
-        facts = AheadFacts(key, ids, self._sections[key].unit_bytes, batch)
-        for read_ahead in self._observers.read_ahead:
-            read_ahead(facts)
+        facts = PreloadFacts(key, ids, self._sections[key].unit_bytes, batch)
+        for preloaded in self._observers.preloaded:
+            preloaded(facts)
 
     def _begin(self, key: Key, ids: np.ndarray) -> planner.ReadBatch | None:
         region, section = self._region_of.get(key), self._sections[key]
@@ -187,14 +187,14 @@ class ReadAhead:
         batch = first_batch(units, places, self._page_bytes, self._gap_bytes, room)
         start, region.used_bytes = region.used_bytes, region.used_bytes + batch.extents.num_bytes
         try:
-            ticket = self._begin_reads(Purpose.AHEAD, batch, region.memory[start : region.used_bytes])
+            ticket = self._begin_reads(Purpose.PRELOAD, batch, region.memory[start : region.used_bytes])
         except (CorruptPageError, DeviceError):  # flash/serial.py reads inside `submit`; a failed guess is no error
             return None
         region.portions.append(_Portion(batch, places[: batch.buffer_offset.size], start, ticket))
         return batch
 
     def _places(self, section: Section, ids: np.ndarray, region: _Region) -> np.ndarray:
-        """Returns the places (`_Portion.places`) of unit parts neither cached nor read ahead, int64 ascending."""
+        """Returns the places (`_Portion.places`) of unit parts neither cached nor preloaded, int64 ascending."""
         layers = section.layers
         parts = [self._parts[layer, section.family] for layer in layers]
         missing = [part.position[ids[~part.cache.contains(ids)]].astype(np.int64) for part in parts]
@@ -204,8 +204,8 @@ class ReadAhead:
             found = found[np.isin(found, portion.places, assume_unique=True, invert=True)]
         return found
 
-    def take(self, key: Key, misses: np.ndarray) -> list[EarlyUnits]:
-        """Returns the units of `misses`, int32 ids, that were read ahead; they stay until the region is reused."""
+    def take(self, key: Key, misses: np.ndarray) -> list[PreloadedUnits]:
+        """Returns the units of `misses`, int32 ids, that were preloaded; they stay until the region is reused."""
         region, section = self._region_of.get(key), self._sections[key]
         if region is None or region.section is not section:
             return []
@@ -213,13 +213,13 @@ class ReadAhead:
         rows = np.lib.stride_tricks.sliding_window_view(region.memory, section.unit_bytes)
         index, wanted = key[0] - section.first_layer, np.zeros(part.order.size, bool)
         wanted[part.position[misses]] = True
-        found: list[EarlyUnits] = []
+        found: list[PreloadedUnits] = []
         for portion in region.portions:
             position, layer_index = np.divmod(portion.places, len(section.layers))
             chosen = np.flatnonzero((layer_index == index) & wanted[position])
             if chosen.size and not portion.failed:
                 units = part.units_at(position[chosen])
-                found.append(EarlyUnits(units, rows, portion.batch.buffer_offset[chosen], portion))
+                found.append(PreloadedUnits(units, rows, portion.batch.buffer_offset[chosen], portion))
         return found
 
     def drop(self) -> None:
@@ -246,7 +246,7 @@ class ReadAhead:
 
     def _waited(self, waited_s: float) -> None:
         for ended in self._observers.ended:
-            ended(Purpose.AHEAD, 0, 0, waited_s)
+            ended(Purpose.PRELOAD, 0, 0, waited_s)
 
 
 def most_certain(ids: np.ndarray, signal: np.ndarray, share: float) -> np.ndarray:

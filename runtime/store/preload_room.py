@@ -1,6 +1,6 @@
-"""Computes how much a plan reads ahead (ActiveFlow 3): pure arithmetic on its parts and on the device's law.
+"""Computes how much a plan preloads (ActiveFlow 3): pure arithmetic on its parts and on the device's law.
 
-Reads ahead are free while the device would idle: while a layer computes with resident weights and no request waits.
+Preloads are free while the device would idle: while a layer computes with resident weights and no request waits.
 Further reads only delay the next request, and each takes DRAM that could cache units. So the buffer holds as much as
 the law says can be read in the idle time, and never more than the whole guess. If it holds less, only the most certain
 part of a guess is read.
@@ -31,10 +31,10 @@ GUESSED: tuple[Signal, ...] = ("mlp_input", "attention_input")
 MOST_SHARE = 0.25
 """Largest share of the units' DRAM that the buffer may take: a cached unit is read once, a preloaded one every time."""
 USUAL_GUESS = 0.75
-"""Share of a guess that is read ahead if nobody has measured how good the guess is."""
+"""Share of a guess that is preloaded if nobody has measured how good the guess is."""
 
 
-class Ahead(NamedTuple):
+class Preloading(NamedTuple):
     buffer_bytes: int
     guess: float
     """Fraction of guessed units to read, most certain first."""
@@ -44,7 +44,7 @@ class Ahead(NamedTuple):
         return {"preload_buffer_bytes": self.buffer_bytes, "preload_guess": self.guess}
 
 
-NOTHING = Ahead(0, 1.0)
+NOTHING = Preloading(0, 1.0)
 
 
 class Room(NamedTuple):
@@ -61,14 +61,14 @@ def guessed_families(families: Iterable[FamilyName]) -> tuple[FamilyName, ...]:
 
 
 def reads_on(plan: Plan, sections: Sequence[Section]) -> bool:
-    """Tells whether the last layer reads ahead for the first one of the next token: its units are known, since a token
+    """Tells whether the last layer preloads for the first one of the next token: its units are known, since a token
     uses all and no router picks some, and no layer of a group still needs the buffer."""
     every_unit = uses_all(plan) and all(part.density >= 1 for part in plan.parts)
     return every_unit and all(len(section.layers) == 1 for section in sections)
 
 
 def following(sections: Iterable[Section], *, wraps: bool) -> dict[Key, tuple[Section, Section]]:
-    """Maps (layer, family) to its section and the section to read ahead meanwhile, for families that can be guessed;
+    """Maps (layer, family) to its section and the section to preload meanwhile, for families that can be guessed;
     with `wraps`, the last section to the first one."""
     sections = tuple(sections)
     found: dict[Key, tuple[Section, Section]] = {}
@@ -80,7 +80,7 @@ def following(sections: Iterable[Section], *, wraps: bool) -> dict[Key, tuple[Se
 
 
 @dataclass(frozen=True)
-class AheadReading:
+class PreloadReads:
     """A plan's way of reading the units that DRAM does not hold."""
 
     sections: Sequence[Section]
@@ -114,7 +114,7 @@ def divided(found: Mapping[FamilyName, Room], buffer_bytes: int, page_bytes: int
 def first_batch(
     units: planner.Strided, positions: np.ndarray, page_bytes: int, gap_bytes: int, room_bytes: int
 ) -> planner.ReadBatch:
-    """Returns the reads ahead for the first units at `positions`, int64 ascending, that fit `room_bytes` together."""
+    """Returns the preloads for the first units at `positions`, int64 ascending, that fit `room_bytes` together."""
     longest = longest_read_bytes(room_bytes, units.unit_bytes, page_bytes)
     some = positions[: room_bytes // units.unit_bytes + 1]  # more cannot fit, so planning them would waste time
     return planner.batches(planner.plan_reads(units, some, page_bytes, gap_bytes, longest), room_bytes)[0]
@@ -130,7 +130,7 @@ def most_bytes(sections: Sequence[Section], parts: Iterable[PartPlan], page_byte
     return max(0, min(wanted, int(MOST_SHARE * free_bytes) // page_bytes * page_bytes))
 
 
-def buffer_bytes(reading: AheadReading, idle_s: float, guess: float, free_bytes: int) -> int:
+def buffer_bytes(reading: PreloadReads, idle_s: float, guess: float, free_bytes: int) -> int:
     """Returns how many bytes can be read while the device would idle, whole pages; 0 if nothing can be guessed.
 
     The buffer has room for at least one unit. In `idle_s` seconds per layer no request waits; of guessed units the
@@ -162,7 +162,7 @@ def _largest(sections: Sequence[Section], family: FamilyName) -> Section:
     )
 
 
-def _guessed_s(reading: AheadReading, section: Section, guess: float) -> float:
+def _guessed_s(reading: PreloadReads, section: Section, guess: float) -> float:
     """Returns the seconds to read the guess for all layers of a section if units lie on flash in random order."""
     planned = {(part.layer, part.family): part for part in reading.parts}
     parts, page_bytes = [planned[layer, section.family] for layer in section.layers], reading.flash.page_bytes.value
@@ -187,31 +187,31 @@ def scattered(count: int, seed: int) -> np.ndarray:
     return (state ^ (state >> np.uint64(31))).astype(np.float64) / 2.0**64
 
 
-def wanted(manifest: Manifest, plan: Plan, preload: Preload) -> Ahead:
-    """Returns a plan's settings for reading ahead under the user's `preload`: the plan's own, or else `fitting` ones.
-    Raises `ColdpressError` if `preload` is on and nothing can be read ahead."""
+def wanted(manifest: Manifest, plan: Plan, preload: Preload) -> Preloading:
+    """Returns a plan's settings for preloading under the user's `preload`: the plan's own, or else `fitting` ones.
+    Raises `ColdpressError` if `preload` is on and nothing can be preloaded."""
     if preload == "off":
         return NOTHING
     if plan.preload_buffer_bytes:
-        return Ahead(plan.preload_buffer_bytes, plan.preload_guess)
+        return Preloading(plan.preload_buffer_bytes, plan.preload_guess)
     found = fitting(manifest, plan)
     if not found.buffer_bytes:
         families = ", ".join(entry.family for entry in manifest.families)
         raise ColdpressError(
-            f"preload is on, but {families} in {len(manifest.flash.sections)} sections leave nothing to read ahead: "
+            f"preload is on, but {families} in {len(manifest.flash.sections)} sections leave nothing to preload: "
             "expected neuron, mlp_in or attn_in of a section after the first, not all in DRAM, and room for a page; "
             "take preload off"
         )
     return found
 
 
-def fitting(manifest: Manifest, plan: Plan) -> Ahead:
+def fitting(manifest: Manifest, plan: Plan) -> Preloading:
     """Returns settings for a plan that has none: as much as its device reads while resident weights compute."""
     law = manifest.device.flash.issuing(plan.queue_depth)
-    reading = AheadReading(manifest.flash.sections, plan.parts, law, plan.collapse_gap_bytes)
+    reading = PreloadReads(manifest.flash.sections, plan.parts, law, plan.collapse_gap_bytes)
     idle_s = max(seconds_before(manifest, plan).values(), default=0.0)
     found = buffer_bytes(reading, idle_s, USUAL_GUESS, plan.dram_budget_bytes - fixed_bytes(manifest, plan))
-    return Ahead(found, USUAL_GUESS) if found else NOTHING
+    return Preloading(found, USUAL_GUESS) if found else NOTHING
 
 
 def _most_bytes(section: Section, planned: Mapping[Key, PartPlan], page_bytes: int) -> int:

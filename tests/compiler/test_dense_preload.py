@@ -1,4 +1,4 @@
-"""A dense run that reads the next layer ahead: its seconds, the plan that a build gives it, and the run itself."""
+"""A dense run that preloads the next layer: its seconds, the plan that a build gives it, and the run itself."""
 
 from pathlib import Path
 
@@ -47,12 +47,12 @@ def device() -> DeviceProfile:
 
 
 def of_share(
-    model: Model, device: DeviceProfile, share: float, *, naive: bool = False, reads_ahead: bool = True
+    model: Model, device: DeviceProfile, share: float, *, naive: bool = False, preloads: bool = True
 ) -> DenseRun:
     """The dense run with room for a share of the units and buffers."""
     unit_bytes = make_sections(model.spec, ("neuron",), FORMAT)[0].unit_bytes
     room = round(share * LAYERS * UNITS * unit_bytes)
-    found = dense_run(model, FORMAT, CONTEXT, 1 << 40, device, room_bytes=room, naive=naive, reads_ahead=reads_ahead)
+    found = dense_run(model, FORMAT, CONTEXT, 1 << 40, device, room_bytes=room, naive=naive, preloads=preloads)
     assert found is not None
     return found
 
@@ -117,7 +117,7 @@ def test_it_costs_what_the_simulator_says(model: Model, dram_bytes_per_s: float,
 def test_no_buffer_that_was_tried_is_faster(model: Model, device: DeviceProfile) -> None:
     """Nor is pinning whole layers, the only other choice."""
     found = of_share(model, device, 0.7)
-    assert found.token_s < 0.95 * of_share(model, device, 0.7, reads_ahead=False).token_s
+    assert found.token_s < 0.95 * of_share(model, device, 0.7, preloads=False).token_s
     for times in (0.5, 2):
         preload = round(times * found.preload_buffer_bytes) // 4096 * 4096
         held = found.pinned_bytes + found.preload_buffer_bytes - preload
@@ -125,7 +125,7 @@ def test_no_buffer_that_was_tried_is_faster(model: Model, device: DeviceProfile)
         assert token_seconds(setting_of(model, device, other), events(2), events(1)) >= 0.999 * found.token_s
 
 
-def test_nothing_is_read_ahead_where_that_cannot_help(model: Model, device: DeviceProfile) -> None:
+def test_nothing_is_preloaded_where_that_cannot_help(model: Model, device: DeviceProfile) -> None:
     assert of_share(model, device, 0.7, naive=True).preload_buffer_bytes == 0
     assert of_share(model, device, 1.01).preload_buffer_bytes == 0, "everything is in DRAM"
     fast = device_of(dram_bytes_per_s=1e12, latency_s=5e-4)
@@ -137,14 +137,14 @@ def test_nothing_is_read_ahead_where_that_cannot_help(model: Model, device: Devi
     assert run.preload_buffer_bytes == 0, "a router's choice is not known before its layer"
 
 
-def test_layer_groups_read_nothing_ahead(model: Model, device: DeviceProfile) -> None:
+def test_layer_groups_preload_nothing(model: Model, device: DeviceProfile) -> None:
     sparsity = sparsity_of("dense", {"neuron": (1.0,) * LAYERS}).model_copy(update={"format": FORMAT})
     assert buffers_of(model, sparsity, 1_500_000, device).preload > 0
     grouped = sparsity.model_copy(update={"layers_per_group": 4})
     assert buffers_of(model, grouped, 1_500_000, device).preload == 0
 
 
-def test_a_build_pins_as_many_units_in_each_layer_and_reads_ahead(
+def test_a_build_pins_as_many_units_in_each_layer_and_preloads(
     tmp_path: Path, model: Model, device: DeviceProfile
 ) -> None:
     """The smallest budget's units are pinned by `place`, those of a larger one by `plan`; both say what they take."""
@@ -160,7 +160,7 @@ def test_a_build_pins_as_many_units_in_each_layer_and_reads_ahead(
     manifest = manifest_of(model, sparsity, placement, device, found)
     assert len(found.plans) == 2
     for choice in found.made.choices:
-        assert any("bytes of the next layer's are read ahead" in reason for reason in choice.reasons)
+        assert any("bytes of the next layer's are preloaded" in reason for reason in choice.reasons)
     for plan, decision in zip(found.plans, sparsity.decisions, strict=True):
         room = decision.budget.buffer_bytes + decision.budget.cache_bytes
         expected = dense_run(model, FORMAT, CONTEXT, plan.dram_budget_bytes, device, room_bytes=room)
@@ -198,7 +198,7 @@ def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return build_artifact(tmp_path_factory.mktemp("dense") / "artifact", recipe, weights)
 
 
-def reading_ahead(built: Built, pages: int) -> Plan:
+def preloading_plan(built: Built, pages: int) -> Plan:
     """The artifact's plan, with a preload buffer beside its budget."""
     (plan,) = built.manifest.plans
     ahead = pages * built.manifest.flash.page_bytes
@@ -209,7 +209,7 @@ def reading_ahead(built: Built, pages: int) -> Plan:
 @pytest.mark.parametrize("pages", [2, 5, 100])
 def test_a_run_has_the_tokens_and_the_seconds_that_the_law_says(built: Built, pages: int) -> None:
     """Whether the preload buffer holds a part of what a layer misses, or all of it."""
-    plan = reading_ahead(built, pages)
+    plan = preloading_plan(built, pages)
     with Session(built.path) as session:
         expected = session.generate([5, 17, 3], 8, ignore_eos=True).token_ids
     with Session(built.path, plan=plan, modelled=True) as session:
@@ -219,14 +219,14 @@ def test_a_run_has_the_tokens_and_the_seconds_that_the_law_says(built: Built, pa
     assert metrics.preload_reads > 0
     assert metrics.preload_precision > 0.98, "all but what the last token read for a next one"
     (one_s,) = pass_seconds(open_artifact(built.path), plan, 1)
-    # nothing was read ahead for the first layer of a context
+    # nothing was preloaded for the first layer of a context
     assert metrics.modelled_s - few.modelled_s == pytest.approx(5 * one_s, rel=1e-6)
 
 
 @pytest.mark.parametrize("count", [1, 4])
-def test_a_pass_reads_ahead_as_a_token_does(built: Built, count: int) -> None:
+def test_a_pass_preloads_as_a_token_does(built: Built, count: int) -> None:
     """Its products take longer, so that more is read meanwhile."""
-    artifact, plan = open_artifact(built.path), reading_ahead(built, 100)
+    artifact, plan = open_artifact(built.path), preloading_plan(built, 100)
     slower = on_device(artifact, in_pass(artifact.manifest.device, count))
     (entry,) = artifact.manifest.families
     units = num_units(entry.family, artifact.manifest.model)
