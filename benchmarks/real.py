@@ -83,9 +83,9 @@ class Plugin(Benchmark[Options]):
         "rows[].llama_tokens_per_s?": "tokens per second of llama.cpp under the device's caps, the median of rounds; "
         "0: it was killed at the cap on memory",
         "rows[].over_llama?": "how many times faster the artifact is, formed in each round",
-        "over_llama.*.median": "median of over_llama at a share, over models whose budget is at least ten times the "
+        "over_llama.*.median?": "median of over_llama at a share, over models whose budget is at least ten times the "
         "slack of a cap",
-        "over_llama.*.worst": "least of over_llama at a share, over the same models",
+        "over_llama.*.worst?": "least of over_llama at a share, over the same models",
         "choice_seconds.*": "seconds of explore and allocate together, by model, in the first build",
         "demo_seconds?": "seconds of make demo in a fresh clone",
     }
