@@ -210,7 +210,8 @@ class Preloader:
         if region is None or region.section is not section:
             return []
         part = self._parts[key]
-        rows = np.lib.stride_tricks.sliding_window_view(region.memory, section.unit_bytes)
+        num_rows = region.memory.size - section.unit_bytes + 1
+        rows = np.ndarray((num_rows, section.unit_bytes), np.uint8, region.memory, strides=(1, 1))  # one at each byte
         index, wanted = key[0] - section.first_layer, np.zeros(part.order.size, bool)
         wanted[part.position[misses]] = True
         found: list[PreloadedUnits] = []

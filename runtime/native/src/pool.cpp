@@ -17,7 +17,7 @@ namespace {
 
 // A thread that has nothing to do spins for so long before it sleeps. Waking a sleeping one takes 50 to 100 us where its
 // processor has gone idle, as long as a small matrix takes; between two products of a token there is rarely more.
-constexpr std::chrono::microseconds kCallerPatience{50}, kHelperPatience{200};
+constexpr std::chrono::microseconds kCallerPatience{50}, kHelperPatience{200}, kReaderPatience{0};
 
 void pause() {
 #if defined(__x86_64__)
@@ -150,7 +150,7 @@ void Pool::work() {
 void Pool::sleep(std::unique_lock<std::mutex>& lock) {
     lock.unlock();
     // yields to threads that have something to do, such as those that check what was read
-    spin(kHelperPatience, [this] { return num_jobs_.load(std::memory_order_acquire) != 0; }, std::this_thread::yield);
+    spin(patience_, [this] { return num_jobs_.load(std::memory_order_acquire) != 0; }, std::this_thread::yield);
     lock.lock();
     ++asleep_;
     wake_.wait(lock, [this] { return !jobs_.empty(); });
@@ -162,8 +162,8 @@ namespace {
 // Pools are never destroyed, because their threads may be asleep when the process ends. A forked child has no threads
 // of its parent, so it starts with new pools.
 struct Pools {
-    Pool* compute = new Pool;
-    Pool* read = new Pool;
+    Pool* compute = new Pool(kHelperPatience);
+    Pool* read = new Pool(kReaderPatience);
     int forks = 0;
     Pools();
 };
@@ -171,8 +171,8 @@ Pools pools;
 
 Pools::Pools() {
     pthread_atfork(nullptr, nullptr, [] {
-        pools.compute = new Pool;
-        pools.read = new Pool;
+        pools.compute = new Pool(kHelperPatience);
+        pools.read = new Pool(kReaderPatience);
         ++pools.forks;
     });
 }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
@@ -14,6 +15,9 @@ namespace coldpress {
 
 class Pool {
    public:
+    // Helpers without a job spin for `patience` before they sleep.
+    explicit Pool(std::chrono::microseconds patience) : patience_(patience) {}
+
     // A range of tasks that was started and not finished.
     struct Job;
     struct Deleter {
@@ -42,6 +46,7 @@ class Pool {
     void withdraw(Job& job);
     void wait(Job& job);
 
+    const std::chrono::microseconds patience_;
     std::mutex mutex_;
     std::condition_variable wake_, done_;
     std::deque<Job*> jobs_;
