@@ -6,6 +6,7 @@ SHELL := /bin/bash
 .PHONY: help env demo docs test check lint types style readme benchmarks
 
 PYTHON ?= python3
+TESTS ?= not slow
 BIN := $(CURDIR)/.venv/bin
 # What a build needs, and what tests need in addition.
 BUILDS := .venv/.builds
@@ -69,10 +70,10 @@ docs: $(STAMP)
 	@zensical build --strict
 
 test: $(STAMP)
-	@pytest -n 2 -m "not slow"
+	@pytest -n 2 -m "$(TESTS)"
 
 readme: $(STAMP)
-	@pytest -n 0 tests/workflow/test_hub.py tests/docs/test_commands.py -k "test_hub or README"
+	@pytest -n 0 -m readme
 
 # More workers than two cores: slow tests wait for disks, kills and schedulers.
 check: lint

@@ -23,6 +23,7 @@ from tests.support.shown import ANY_LINES, difference, plain
 from tests.support.workflow import COPIED, Server, Workflow
 
 PAGES = ("README.md", *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs" / "tutorials").glob("*.md")))
+RAN = [pytest.param(name, marks=pytest.mark.readme if name == "README.md" else ()) for name in PAGES]
 EXEMPTIONS = {
     "README.md": [
         "CI runs it, since it downloads a model",
@@ -86,7 +87,7 @@ def steps_of(name: str) -> list[Step]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", PAGES)
+@pytest.mark.parametrize("name", RAN)
 def test_the_commands_of_a_page_print_what_it_shows(name: str, printed_by: Callable[[str], Printed]) -> None:
     found = printed_by(name)
     assert found.exit_code == 0, f"{name}, line {found.failed_line}:\n{found.texts.get(found.failed_line)}"
@@ -102,7 +103,7 @@ def test_the_commands_of_a_page_print_what_it_shows(name: str, printed_by: Calla
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", PAGES)
+@pytest.mark.parametrize("name", RAN)
 def test_another_word_in_any_shown_line_is_noticed(name: str, printed_by: Callable[[str], Printed]) -> None:
     """What a page shows is compared line by line."""
     if platform.python_version() != python_of_the_pages():

@@ -85,6 +85,7 @@ def site_of_jobs(clone: Workflow) -> Path:
 
 
 @pytest.mark.slow
+@pytest.mark.readme
 def test_the_command(there: Hub, clone: Workflow) -> None:
     profile = load_model("mistral-7b")
     done = build(clone, there.url)
@@ -106,6 +107,7 @@ def test_the_command(there: Hub, clone: Workflow) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.readme
 def test_a_hub_that_cannot_be_reached(there: Hub, clone: Workflow) -> None:
     there.close()
     done = build(clone, there.url)
@@ -116,6 +118,7 @@ def test_a_hub_that_cannot_be_reached(there: Hub, clone: Workflow) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.readme
 def test_a_gated_model(there: Hub, clone: Workflow) -> None:
     profile = load_model("mistral-7b")
     there.repositories[f"models/{profile.source}"].is_gated = True

@@ -55,7 +55,7 @@ void attend_head(const Attention& a, int64_t head, float* out) {
 }  // namespace
 
 void attend(const Attention& a, float* out, int threads) {
-    constexpr int64_t worth_a_thread = 256 << 10;  // products of a query and a key value
+    constexpr int64_t worth_a_thread = 64 << 10;  // products of a query and a key value
     const bool small = a.heads * a.head_dim * a.positions < worth_a_thread;
     compute_pool().run(a.heads, small ? 1 : threads, [&](int64_t head) { attend_head(a, head, out); });
 }

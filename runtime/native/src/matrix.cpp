@@ -14,7 +14,7 @@ constexpr int64_t kTaskRows = 48;            // rows of weights in a task, decod
 constexpr int64_t kTaskBlocks = 8;           // columns of a task, also of the largest block; decoded to 256 kB at a time
 constexpr int64_t kPackedBytes = 8 << 20;    // bytes of vectors packed at a time
 constexpr int64_t kLineValues = 16;
-constexpr int64_t kThreadProducts = 2 << 20;  // products that take longer than waking a thread (kThreadBytes)
+constexpr int64_t kThreadProducts = 512 << 10;  // products for which a thread takes part (kThreadBytes)
 
 // A thread's scratch memory, kept from task to task with undefined values; the thread's next call may move it.
 float* scratch(int64_t count) {

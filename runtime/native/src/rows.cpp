@@ -12,7 +12,7 @@
 namespace coldpress {
 namespace {
 
-constexpr int64_t kTaskBytes = 32 << 10;
+constexpr int64_t kTaskBytes = 16 << 10;
 constexpr int64_t kPartBytes = 512 << 10, kMostParts = 16;  // bytes of rows with a separate sum, and most such parts
 
 int64_t bytes_of(const Rows& rows) { return rows.count * row_bytes(rows.format, rows.length); }

@@ -28,9 +28,9 @@ struct Rows {
 // Pointers to the rows [first, last), followed by kRowsAhead rows from `next` on, as kernels expect them.
 std::vector<const uint8_t*> pointers(const Rows& rows, int64_t first, int64_t last, int64_t next);
 
-// A thread takes part for at least this many bytes, about ten microseconds of products: one that spins (pool.cpp) begins
+// A thread takes part for at least this many bytes, about five microseconds of products: one that spins (pool.cpp) begins
 // within a microsecond, and one that sleeps comes too late to do any, and delays nobody.
-constexpr int64_t kThreadBytes = 64 << 10;
+constexpr int64_t kThreadBytes = 32 << 10;
 
 // Returns the number of parts of `step` rows; the last part may be smaller.
 int64_t parts_of(int64_t count, int64_t step);
