@@ -146,6 +146,10 @@ class Preloader:
             if (layer, family) not in self._following:
                 continue
             section, following = self._following[layer, family]
+            key = following.first_layer, family
+            if self._is_certain:
+                self.begin(key, np.arange(following.num_units, dtype=np.int32))
+                continue
             chosen, all_seen = list[np.ndarray](), list[np.ndarray]()
             for target in following.layers:
                 part = self._parts[target, family]
@@ -155,10 +159,10 @@ class Preloader:
             ids = distinct(np.concatenate(chosen))
             if FAMILIES[family].axis == "hidden_size":
                 ids = most_certain(ids, np.concatenate(all_seen), self._guess)
-            position = self._parts[following.first_layer, family].position[ids].astype(np.int64)
+            position = self._parts[key].position[ids].astype(np.int64)
             # each layer of a group reads one slice of the next section's flash range, so no unit is guessed twice
             share = position * len(section.layers) // following.num_units == layer - section.first_layer
-            self.begin((following.first_layer, family), ids[share])
+            self.begin(key, ids[share])
 
     def begin(self, key: Key, ids: np.ndarray) -> None:
         """Begins to read units that a later request of this token will probably ask for, and returns at once.
