@@ -197,6 +197,11 @@ REFUSED: dict[str, tuple[Callable[[], Any] | None, Callable[[Any], Any], str]] =
         lambda data: data["pre_tokenizer"].update(add_prefix_space=True),
         "expected bytes without a space in front",
     ),
+    "no split at all": (
+        None,
+        lambda data: data.update(pre_tokenizer={"type": "Sequence", "pretokenizers": []}),
+        "expected bytes without a space in front",
+    ),
     "another split": (
         None,
         lambda data: data.update(

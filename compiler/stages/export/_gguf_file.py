@@ -247,7 +247,7 @@ def _merges(model: Json) -> list[tuple[str, str]]:
 def _split_name(found: Json) -> str:
     whole, ignores = found.get("pre_tokenizer") or {}, bool(found["model"].get("ignore_merges"))
     normalizer = (found.get("normalizer") or {}).get("type")
-    *pieces, last = whole["pretokenizers"] if whole.get("type") == "Sequence" else [whole]
+    *pieces, last = (whole["pretokenizers"] if whole.get("type") == "Sequence" else [whole]) or [{}]
     if last.get("type") != "ByteLevel" or last.get("add_prefix_space"):
         raise _refused(f"its pre-tokenizer ends with {short(last)}, expected bytes without a space in front")
     patterns = (*map(_expression, pieces), *((GPT2,) if last.get("use_regex", True) else ()))
