@@ -65,7 +65,7 @@ def _costed(count: int, least: float, costs: np.ndarray, known: tuple[bytes, byt
 
 @functools.cache
 def _passes(count: int, least: float, right: bytes, certainty: bytes, shape: tuple[int, int]) -> np.ndarray:
-    """Returns how many passes of each block have 0, 1, ... `count` drafts, int64 [num_blocks, count + 1]."""
+    """Returns the number of passes of each block that have 0, 1, ... `count` drafts, int64 [num_blocks, count + 1]."""
     right_BT, certainty_BT = np.frombuffer(right, bool), np.frombuffer(certainty, np.float32)
     rows = zip(right_BT.reshape(shape).tolist(), certainty_BT.reshape(shape).tolist(), strict=True)
     return np.stack([_passes_of(*row, count, least) for row in rows])

@@ -1,4 +1,4 @@
-"""Says what a build is worth in a sentence, for the summary, the report and the comparison of two builds: model, speed
+"""Sums up a build in a sentence, for the summary, the report and the comparison of two builds: model, speed
 and quality, whether it pays, and a warning where quality is clearly worse."""
 
 import math
@@ -84,8 +84,8 @@ def warning(metrics: Metrics) -> str:
 def remedies(
     format_name: FormatName, ppl_ratio: float, of_format: float, *, is_whole: bool, most: float = MAX_PPL_RATIO
 ) -> Sequence[str]:
-    """Returns what would keep more quality: a wider format if the format loses it, more units if the selector does.
-    `of_format` is the perplexity ratio with every unit used, which `is_whole` says every token does anyway."""
+    """Returns the change that would keep more quality: a wider format if the format loses it, more units if the selector
+    does. `of_format` is the perplexity ratio with every unit used, which `is_whole` says every token does anyway."""
     found: list[str] = []
     if not of_format <= most and nbytes(format_name, WIDTH) < WIDTH:
         found.append("format=int8_group32")

@@ -91,7 +91,7 @@ def quote(
     prompt_tokens: int | None = None,
     **keys: str | int | float | bool,
 ) -> Quote:
-    """Says what a model will do on devices, without building it: the records of `coldpress quote`.
+    """Predicts speed and quality of a model on devices without building it: the records of `coldpress quote`.
 
     Args:
         model: What `build` takes, a build folder, or an artifact.

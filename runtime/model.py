@@ -120,7 +120,7 @@ class Model:
 
     @property
     def stats(self) -> Stats:
-        """Returns what the model has done so far."""
+        """Returns the counters of the run so far."""
         totals, plan = self._totals, self._session.plan
         return Stats(
             prompt_tokens=totals.prompt_tokens,

@@ -163,8 +163,8 @@ def all_units(artifact: Artifact, plan: Plan) -> dict[Key, np.ndarray]:
 
 
 def units_following(artifact: Artifact, plan: Plan) -> dict[Key, tuple[Key, np.ndarray]]:
-    """Returns what a dense run preloads after each part of the plan: the next one's units, which are no guess. It is
-    empty where the plan preloads nothing, and where units would have to be guessed."""
+    """Returns the units that a dense run preloads after each part of the plan: those of the next one, which are no guess.
+    It is empty where the plan preloads nothing, and where units would have to be guessed."""
     placed = placed_parts(plan, artifact.manifest.flash.sections)
     sections = [section for _, section in placed]
     if not plan.preload_buffer_bytes or not reads_on(plan, sections):

@@ -72,7 +72,7 @@ class MessagesRequest(CountRequest, Drawing):
 
 
 async def count_tokens(request: Request, served: Served) -> Response:
-    """Says how many tokens a chat has."""
+    """Returns the number of tokens of a chat."""
     asked = await body_of(CountRequest, request, served)
     return JSONResponse({"input_tokens": len(await served.chat_ids(asked.chat()))})
 

@@ -41,7 +41,7 @@ def kept_bytes(spec: ModelSpec, item_bytes: int) -> int:
 
 
 def waiting_bytes(spec: ModelSpec, block_tokens: int, item_bytes: int) -> int:
-    """Returns what a block keeps while it waits: inputs, gate and up of the experts that its tokens use."""
+    """Returns the arrays of a block that waits: inputs, gate and up of the experts that its tokens use."""
     used = spec.num_experts_per_tok * (spec.hidden_size + 2 * spec.intermediate_size)
     return block_tokens * item_bytes * (used + HIDDEN_COPIES * spec.hidden_size)
 

@@ -54,8 +54,8 @@ def all_statistics(
     resident_share: float = 0.0,
     norms: Mapping[tuple[int, str], np.ndarray] | None = None,
 ) -> dict[tuple[int, str], UnitStatistics]:
-    """Returns what selectors are fitted to, by layer and family; a family that `calibrate` did not count has no
-    magnitudes. `read_units` has what reads cost beyond their units' bytes, in units, float64 [4]
+    """Returns the statistics that selectors are fitted to, by layer and family; a family that `calibrate` did not count
+    has no magnitudes. `read_units` has the cost of reads beyond their units' bytes, in units, float64 [4]
     (compiler/cost_model.py), None without a device; `resident_share` is the share of each family that DRAM will hold;
     `norms` are known `unit_norms`: others are computed from the source's weights."""
     found: dict[tuple[int, str], UnitStatistics] = {}

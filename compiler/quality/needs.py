@@ -21,7 +21,7 @@ LOGIT_ARRAYS = 6
 
 
 def needs_of_passes(stage: str, build: "Build", methods: Sequence[Method]) -> StageNeeds:
-    """Returns what passes take that measure all formats and, with `methods`, these selectors and all that goes with
+    """Returns the needs of passes that measure all formats and, with `methods`, these selectors and all that goes with
     them: a layer, hidden states of all densities twice, and logits for a part of the vocabulary."""
     settings, spec = build.settings["explore"], build.model.spec
     tokens = max(settings["explore_tokens"], build.block_tokens)

@@ -217,7 +217,7 @@ def _selector(method: Method) -> Selector[Any]:
 def _reference_reads(
     families: Sequence[str], as_large: ModelSpec, spec: ModelSpec
 ) -> dict[tuple[int, str], np.ndarray]:
-    """Returns what a read of units of `as_large`'s size costs on the reference flash; see `all_statistics`."""
+    """Returns the cost of a read of units of `as_large`'s size on the reference flash; see `all_statistics`."""
     layers, sizes = range(spec.num_hidden_layers), [unit_bytes(family, as_large, DEFAULT_FORMAT) for family in families]
     known = {family: read_units_of(*REFERENCE_FLASH, size) for family, size in zip(families, sizes, strict=True)}
     return {(layer, family): known[family] for layer in layers for family in families}

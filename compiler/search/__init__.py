@@ -42,7 +42,7 @@ class Candidate:
 
     @property
     def shared(self) -> "Shared":
-        """Returns what plans of several budgets share: flash.img, resident tensors, and how keys are stored."""
+        """Returns the parts that plans of several budgets share: flash.img, resident tensors, and the format of keys."""
         return Shared(self.method, self.format, self.kv_cache, self.streams_attention)
 
 

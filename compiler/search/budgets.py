@@ -110,7 +110,7 @@ def _is_slower_than_dense(one: Searched, alone: Searched) -> bool:
 
 
 def _worst(searches: Sequence[Searched], alone: Sequence[Searched]) -> tuple[float, float]:
-    """Returns how far the worst budget is from its own best: as a ratio of seconds, then of perplexity."""
+    """Returns the distance of the worst budget from its own best: as a ratio of seconds, then of perplexity."""
     ratios = [_ratios(one.best, found.best, one.goal) for one, found in zip(searches, alone, strict=True)]
     return max(time for time, _ in ratios), max(quality for _, quality in ratios)
 

@@ -151,7 +151,7 @@ class Method:
     read_units: Mapping[tuple[int, str], np.ndarray]
 
     def statistics(self, inputs: AllocationInputs, resident_share: float = 0.0) -> dict[Key, UnitStatistics]:
-        """Returns what the selector is fitted to, if DRAM holds `resident_share` of all units."""
+        """Returns the statistics that the selector is fitted to, if DRAM holds `resident_share` of all units."""
         return all_statistics(inputs.model, inputs.activations, self.unit_bytes, self.read_units, resident_share)
 
 

@@ -165,7 +165,7 @@ class Replays:
         return setting, choose, windows, warm, fill
 
     def _router(self, routing: SearchedRouting) -> Choose:
-        """Returns what a router that sees residency chooses for the trace's tokens: all units of its experts."""
+        """Returns the choice of a router that sees residency for the trace's tokens: all units of its experts."""
         way, router = load(PACKAGE, Routing, routing.routing), router_of(self._inputs.model.spec)
 
         def choose(key: Key, token: int, residency: Residency) -> np.ndarray:

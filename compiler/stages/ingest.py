@@ -171,7 +171,7 @@ def _ingested(config: IngestConfig, work: Workspace, translated: Path) -> Model:
 
 
 def needs(build: "Build") -> StageNeeds:
-    """Returns what the stage takes: it reads every weight once, in blocks; the private folder holds the tokenizer."""
+    """Returns the needs of the stage: it reads every weight once, in blocks; the private folder holds the tokenizer."""
     return StageNeeds(stage="ingest", ram_bytes=INGEST_BYTES, disk_bytes=(1 << 20) + 256 * build.model.spec.vocab_size)
 
 

@@ -110,7 +110,7 @@ def run(config: RelufyConfig, model: Model, corpus: Corpus, work: Workspace, thr
 
 
 def needs(build: "Build") -> StageNeeds:
-    """Returns what training takes: two models in float32, or with adapters one model as it is stored."""
+    """Returns the needs of training: two models in float32, or with adapters one model as it is stored."""
     size, rank = build.training_size, build.settings["relufy"]["relufy_rank"]
     return StageNeeds(stage="relufy", ram_bytes=ram_bytes(size, rank), disk_bytes=disk_bytes(size, rank))
 

@@ -111,7 +111,7 @@ class Size:
         return STATE_BYTES_PER_PARAMETER * self.num_parameters
 
     def disk_bytes(self, state_bytes: int) -> int:
-        """Returns what training leaves in the build folder: weights in float32, and two states while it runs."""
+        """Returns the bytes of training in the build folder: weights in float32, and two states while it runs."""
         return 4 * self.num_parameters + 2 * state_bytes
 
     @property

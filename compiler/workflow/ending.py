@@ -173,7 +173,7 @@ def _chat_commands(artifact: str) -> str:
 
 
 def show_all(folders: Mapping[str, Path]) -> str:
-    """Says what each of several builds is worth, by name; raises ColdpressError if a record is missing."""
+    """Sums up each of several builds, by name; raises ColdpressError if a record is missing."""
     found = {name: load_record(folder / "metrics.json", Metrics) for name, folder in folders.items()}
     return "\n\n".join(
         f"{name}\n{_indented(_warning(metrics) + textwrap.fill(headline(metrics, metrics.device), WIDTH))}\n"

@@ -218,7 +218,7 @@ class Latents:
         return found
 
     def keys(self, x: np.ndarray, rotary: Rotary) -> np.ndarray:
-        """Returns what the cache holds, float32 [T, 1, L + R], from what k_proj gives, float32 [T, L + R]."""
+        """Returns the entries of the cache, float32 [T, 1, L + R], from the output of k_proj, float32 [T, L + R]."""
         latents, rest = np.split(x, [self._spec.kv_lora_rank], axis=-1)
         return np.concatenate(
             (self._k_norm.apply(latents)[:, None], _rotated(rest[:, None], rotary, self._spec)), axis=-1

@@ -381,7 +381,7 @@ class Decoder:
 
     @property
     def _prior(self) -> Prior | None:
-        """Returns what changes the scores of routers while tokens are decoded; None if they choose as trained."""
+        """Returns the change of router scores while tokens are decoded; None if routers choose as trained."""
         return self._prefer_present if self.selection.routing is not None else None
 
     def _prefer_present(self, layer: int, scores_TE: np.ndarray) -> np.ndarray:

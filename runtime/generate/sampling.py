@@ -67,7 +67,7 @@ EXPECTED: Mapping[str, str] = {
 
 
 def expected(mistake: Mapping[str, Any]) -> str:
-    """Returns what was expected where pydantic found a mistake, one of `ValidationError.errors()`."""
+    """Returns the expected value where pydantic found a mistake, one of `ValidationError.errors()`."""
     return EXPECTED.get(mistake["type"], mistake["msg"]).format(**mistake.get("ctx", {}))
 
 

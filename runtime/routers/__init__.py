@@ -66,7 +66,7 @@ class Router(PluginBase):
 
     @abstractmethod
     def rank(self, logits_TE: np.ndarray) -> np.ndarray:
-        """Returns what experts are compared by, float32 [T, E]."""
+        """Returns the scores by which experts are compared, float32 [T, E]."""
 
     @abstractmethod
     def weigh(self, logits_TE: np.ndarray, chosen_TE: np.ndarray) -> np.ndarray:

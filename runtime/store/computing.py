@@ -176,7 +176,7 @@ def request_work(
     num_portions: int,
     preloaded: Preloaded = NO_PRELOADED,
 ) -> Work:
-    """Returns what one request for units costs beside its reads.
+    """Returns the cost of a request for units beside its reads.
 
     Args:
         ready_bytes: Bytes of the units in DRAM that it uses.

@@ -82,6 +82,6 @@ class TextStream:
         return self._codec.continuation(self._prompt_ids, self._new_ids)
 
     def remainder(self) -> str:
-        """Returns what `text` has after the pieces that `add` has returned, once there are no more tokens."""
+        """Returns the rest of `text` behind the pieces that `add` has returned, once there are no more tokens."""
         whole, shown = self.text(), "".join(self._shown)
         return whole[len(shown) :] if whole.startswith(shown) else self.rest()

@@ -148,7 +148,7 @@ def _log(sparsity: Sparsity) -> None:
 
 
 def needs(build: "Build") -> StageNeeds:
-    """Returns what passes take that measure quality, or sensitivities with hidden states before every layer, and
+    """Returns the needs of passes that measure quality, or sensitivities with hidden states before every layer, and
     losses, if the rule measures them: hidden states of all variants twice and of the whole model, logits of a block."""
     settings, spec = build.settings["allocate"], build.model.spec
     rule = load("coldpress.compiler.density_allocation", Rule, settings["density_allocation"])

@@ -175,7 +175,7 @@ def _arrays(pairs: list[tuple[Group, UnitChoice]]) -> dict[str, np.ndarray]:
 
 
 def _choices(problem: Problem, whole: bool, preloads: bool) -> tuple[Sequence[UnitChoice], float]:
-    """Returns what is pinned of each group, and the proven gap; `preloads`: the next layer\'s units are preloaded."""
+    """Returns what is pinned of each group, and the proven gap; `preloads`: the next layer's units are preloaded."""
     if whole:
         return evenly(problem) if preloads else whole_layers(problem), 0.0
     solution = search(problem, PLACE_GAP)

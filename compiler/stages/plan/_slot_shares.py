@@ -48,7 +48,7 @@ def fixed_bytes(
     caches: Collection[CacheName],
     num_plans: int,
 ) -> Held:
-    """Returns what a run holds besides units and buffers, with the arrays of all plans and any of `caches`."""
+    """Returns the DRAM of a run besides units and buffers, with the arrays of all plans and any of `caches`."""
     layers = predictors.layers if predictors else ()
     page_bytes = device.flash.page_bytes.value
     return Held(
@@ -70,7 +70,7 @@ def spared_bytes(
     device: DeviceProfile,
     caches: Collection[CacheName],
 ) -> dict[CacheName, int]:
-    """Returns what each cache leaves of the bookkeeping that `fixed` counts, in an artifact with one plan."""
+    """Returns the bytes that each cache leaves of the bookkeeping in `fixed`, in an artifact with one plan."""
     page_bytes, choice = device.flash.page_bytes.value, (sparsity.format, sparsity.method)
     return {
         cache: fixed.bookkeeping - bookkeeping_bytes(model.spec, sections, *choice, {cache}, page_bytes)

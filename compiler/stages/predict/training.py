@@ -230,7 +230,7 @@ def _error(found: torch.Tensor, active: torch.Tensor, weight: float) -> torch.Te
 
 
 def skewness(part: Examples) -> float:
-    """Returns how well a unit's own frequency predicts whether it is active: 0 not at all, 1 fully (PowerInfer 5.1).
+    """Returns the power of units' own frequency to predict whether they are active: 0 none, 1 full (PowerInfer 5.1).
 
     One minus the mean entropy of the units' activity, relative to that of units with equal frequencies. A unit that is
     always or never active needs no predictor. An expert's units count on the tokens that use it.

@@ -41,7 +41,7 @@ def corpus_files(path: Path) -> list[Path]:
 
 
 def _below(folder: Path) -> Iterator[Path]:
-    """Yields what lies in a folder and its subfolders; refuses an unreadable one instead of skipping it."""
+    """Yields the files of a folder and its subfolders; refuses an unreadable one instead of skipping it."""
 
     def unreadable(error: OSError) -> None:
         raise ColdpressError(

@@ -133,7 +133,7 @@ def streamed(run: DenseRun, flash: str, units_bytes: int) -> Simulated:
 
 
 def _overlap(flash: str) -> Overlap:
-    """Returns what overlaps; with serial flash, computing starts when the whole request has been read."""
+    """Returns the parts of a run that overlap; with serial flash, computing starts when the whole request is read."""
     return "none" if flash == ladder.SERIAL else "request"
 
 
