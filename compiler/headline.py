@@ -84,8 +84,8 @@ def warning(metrics: Metrics) -> str:
 def remedies(
     format_name: FormatName, ppl_ratio: float, of_format: float, *, is_whole: bool, most: float = MAX_PPL_RATIO
 ) -> Sequence[str]:
-    """Returns the change that would keep more quality: a wider format if the format loses it, more units if the selector
-    does. `of_format` is the perplexity ratio with every unit used, which `is_whole` says every token does anyway."""
+    """Returns the change that would keep more quality: a wider format if the format loses it, else more units.
+    `of_format` is the perplexity ratio with every unit used, which `is_whole` says every token does anyway."""
     found: list[str] = []
     if not of_format <= most and nbytes(format_name, WIDTH) < WIDTH:
         found.append("format=int8_group32")

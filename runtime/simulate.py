@@ -163,7 +163,7 @@ def all_units(artifact: Artifact, plan: Plan) -> dict[Key, np.ndarray]:
 
 
 def units_following(artifact: Artifact, plan: Plan) -> dict[Key, tuple[Key, np.ndarray]]:
-    """Returns the units that a dense run preloads after each part of the plan: those of the next one, which are no guess.
+    """Returns the units that a dense run preloads after each part of the plan: those of the next part, without a guess.
     It is empty where the plan preloads nothing, and where units would have to be guessed."""
     placed = placed_parts(plan, artifact.manifest.flash.sections)
     sections = [section for _, section in placed]

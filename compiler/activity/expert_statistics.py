@@ -21,7 +21,7 @@ def task_counts(used: np.ndarray, tasks: np.ndarray, num_tasks: int) -> np.ndarr
 
 
 def together(used: np.ndarray) -> np.ndarray:
-    """Returns the number of tokens that use both experts of each pair, int64 [E, E]; the diagonal has the uses of one."""
+    """Returns the number of tokens that use both experts of each pair, int64 [E, E]; on the diagonal, one."""
     found = used.astype(np.float64)  # exact up to 2**53, and a fast product
     return (found.T @ found).astype(np.int64)
 

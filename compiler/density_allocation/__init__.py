@@ -83,7 +83,7 @@ class RuleTask:
         return sum(self._bytes(key) * shares[key] for key in self.keys) / self._total
 
     def squares_between(self, key: Key, low: float, high: float) -> float:
-        """Returns the part of its signal's sum of squares that a token loses when the share drops from `high` to `low`."""
+        """Returns the part of its signal's sum of squares that a token loses from the share `high` to `low`."""
         return self._units(key) * self.magnitudes(key).squares_between(low, high)
 
     def whole_units(self, shares: Shares) -> dict[Key, float]:

@@ -42,7 +42,7 @@ class Candidate:
 
     @property
     def shared(self) -> "Shared":
-        """Returns the parts that plans of several budgets share: flash.img, resident tensors, and the format of keys."""
+        """Returns the settings that plans of several budgets share: those of flash.img, resident tensors and keys."""
         return Shared(self.method, self.format, self.kv_cache, self.streams_attention)
 
 
