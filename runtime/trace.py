@@ -41,7 +41,7 @@ class Event:
     layer: int
     family: str
     ids: np.ndarray
-    """int32 ascending; empty unless units or rows were fetched or preload, or some of a family were streamed."""
+    """int32 ascending; empty unless units or rows were fetched or preloaded, or some of a family were streamed."""
     kept: np.ndarray | None = None
     """The ids that may stay in the cache, int32 ascending; None for all."""
 

@@ -1,7 +1,7 @@
 """Records which experts the tokens of a layer use, block by block of calibration text, and sums up all layers.
 
 Arrays of a layer (schemas/activations.py): `used`, `guessed`, `task_counts`. A guess is what the layer's router chooses
-from the MLP input of the layer before, as a runtime could that preloads.
+from the MLP input of the layer before, as a runtime that preloads could.
 """
 
 from collections.abc import Sequence

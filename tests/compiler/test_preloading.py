@@ -1,4 +1,4 @@
-"""Whether a build preloads: what is asked for and guessed, what the guess is worth, and the plan that follows."""
+"""Whether a build preloads: its requests and guesses, the worth of a guess, and the resulting plan."""
 
 from dataclasses import replace
 

@@ -111,7 +111,9 @@ def test_accepted_drafts_make_later_ones_surer_and_others_less(tmp_path, accepts
     ids = [*PROMPT, draft, 7] if accepts else [*PROMPT, (draft + 1) % 96, 7]
     expected, later = guessed(path, ids, 4)
     ratio = (1 + accepts) / (1 + sure)
-    model = DraftModel(str(path), 96, certainty=math.sqrt(ratio) * later[0])  # the second draft hangs on the first pass
+    model = DraftModel(
+        str(path), 96, certainty=math.sqrt(ratio) * later[0]
+    )  # the first pass decides whether there is a second draft
     with model.drafting(32) as propose:
         assert propose(PROMPT, 1) == [draft]
         found = propose(ids, 4)

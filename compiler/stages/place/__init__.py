@@ -13,7 +13,7 @@ read at all save time: a layer that misses one unit still waits for its first by
 first on, and the next one as far as it fits; no placement has a larger objective (Eq. 2), since all counts are equal
 and the bytes left are too few for a unit. For a mixture whose experts are used whole this is one candidate: some
 experts are used more often than others, which other placements and caches exploit. Where the next layer's units are
-preload while a layer computes, nothing waits for a first byte: then every layer has as many pinned units (`evenly`),
+preloaded while a layer computes, nothing waits for a first byte: then every layer has as many pinned units (`evenly`),
 so that all of them read and compute for equally long.
 
 The program and its solution are in _program.py.
@@ -175,7 +175,7 @@ def _arrays(pairs: list[tuple[Group, UnitChoice]]) -> dict[str, np.ndarray]:
 
 
 def _choices(problem: Problem, whole: bool, preloads: bool) -> tuple[Sequence[UnitChoice], float]:
-    """Returns what is pinned of each group, and the proven gap; `preloads`: the next layer's units are preloaded."""
+    """Returns what is pinned of each group, and the proven gap; `preloads` says whether the next layer's units are."""
     if whole:
         return evenly(problem) if preloads else whole_layers(problem), 0.0
     solution = search(problem, PLACE_GAP)

@@ -101,7 +101,7 @@ def fitting(run: PreloadInputs, guess: float) -> Preloading:
 
 def best(run: PreloadInputs) -> tuple[Preloading, float]:
     """Returns the fastest preloading that fits, and its token time relative to none; `NOTHING` where nothing can be
-    preload or the quality of guesses was not measured."""
+    preloaded or the quality of guesses was not measured."""
     tried = [preloading for guess in GUESSES if (preloading := fitting(run, guess)).buffer_bytes]
     known = any(_shared(run, section) for section in run.sections[1:])
     if not tried or not known:

@@ -120,7 +120,7 @@ inline int64_t over_whole_chunks(const uint8_t* const* rows, int64_t length, con
     return whole;
 }
 
-// The same, with what is left of a row as one more chunk, padded with zeros.
+// The same; the rest of a row is one more chunk, padded with zeros.
 template <Format F, int R, typename Step>
 inline void over_chunks(const uint8_t* const* rows, int64_t length, const Step& step) {
     constexpr int64_t bytes = kChunkBytes<F>;

@@ -149,7 +149,7 @@ void Pool::work() {
 // Returns when there is a job.
 void Pool::sleep(std::unique_lock<std::mutex>& lock) {
     lock.unlock();
-    // yields to threads that have something to do, such as those that check what was read
+    // yields to other threads, such as those that check the pages just read
     spin(patience_, [this] { return num_jobs_.load(std::memory_order_acquire) != 0; }, std::this_thread::yield);
     lock.lock();
     ++asleep_;
