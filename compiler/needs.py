@@ -216,15 +216,19 @@ class Build:
     def layer_weights_bytes(self) -> int:
         """Bytes of a layer's weights in float32, while its largest matrix is read; of a mixture's experts one is in
         memory, and what the blocks keep that wait for the others."""
-        spec = self.model.spec
-        weights = sum(map(prod, self.layer_shapes)) + self.largest_of_layer
+        spec, whole = self.model.spec, self.whole_layer_bytes
         if not spec.is_mixture:
-            return 4 * weights
-        others = 4 * (weights - sum(map(prod, self._shapes(".experts."))) * (spec.num_experts - 1) // spec.num_experts)
+            return whole
+        others = whole - 4 * (sum(map(prod, self._shapes(".experts."))) * (spec.num_experts - 1) // spec.num_experts)
         at_once = min(
             ceil(self.num_tokens / self.block_tokens), blocks_at_once(spec, self.block_tokens, 4, self.threads)
         )
         return others + kept_bytes(spec, 4) + at_once * waiting_bytes(spec, self.block_tokens, 4)
+
+    @property
+    def whole_layer_bytes(self) -> int:
+        """Bytes of all of a layer's weights in float32, while its largest matrix is read."""
+        return 4 * (sum(map(prod, self.layer_shapes)) + self.largest_of_layer)
 
     @property
     def layer_code_bytes(self) -> int:

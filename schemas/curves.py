@@ -56,7 +56,7 @@ class Curve(Record):
 
 
 class MatrixLoss(Record):
-    """The divergence, in nats per token, to expect of one matrix in a format."""
+    """The divergence, in nats per token, to expect of one matrix in a format, or of that of all experts of a layer."""
 
     role: str
     format: FormatName

@@ -350,7 +350,11 @@ class LayerStream:
         ((below, block),) = ((name, part) for name, part in layer.named_modules() if isinstance(part, Block))
         experts = f"{path}.{below}.experts"
         at_once = blocks_at_once(self.spec, block_tokens, self.dtype.itemsize, self.threads)
-        load, keeps = lambda number, name: self._loaded(f"{experts}.{number}.{name}"), kept_bytes(self.spec, 4) > 0
+        keeps = kept_bytes(self.spec, 4) > 0
+
+        def load(number: int, name: str) -> "nn.Module":
+            return self._lent(f"{experts}.{number}.{name}", running)
+
         lender = Lender(load, self.threads, at_once, keeps=keeps)
         seen = {
             tap.path.rpartition(".")[2]: signal
@@ -361,6 +365,10 @@ class LayerStream:
         block.lend = lender.lend
         block.is_seen = lambda name: seen[name] in running.hooks
         return lender
+
+    def _lent(self, path: str, running: threading.local) -> "nn.Module":
+        """Returns a matrix of an expert, for blocks that run with `running`."""
+        return self._loaded(path)
 
     @property
     def _multiplies_with_onednn(self) -> bool:

@@ -7,6 +7,7 @@ over t of g_tr² x_tc² is taken to be a_r b_c, by its sums over rows and column
 layer at a time; memory holds a layer and the text's hidden states before every layer.
 """
 
+import threading
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 SENSITIVITY_TOKENS = 512
 """Most tokens, in whole blocks; 2,048 gave formats that were no better (docs/experiments/product.md)."""
 Sums = dict[str, "tuple[Tensor, Tensor]"]
-"""Linear module of a layer -> sums over tokens for its outputs [m] and its inputs [n]."""
+"""Parameter of a linear module -> sums over tokens for its outputs [m] and its inputs [n]."""
 
 
 @dataclass(frozen=True)
@@ -37,8 +38,8 @@ class Sensitivity:
 
 
 def sensitivities(source: LayerStream, tokens: np.ndarray) -> Mapping[str, Sensitivity]:
-    """Returns the sensitivity of each matrix of the layers, by role, on the first of token blocks, int [num_blocks, T].
-    A matrix that transformers multiplies in no module of its own, such as an expert's, has none."""
+    """Returns the sensitivity of each matrix of the layers, by role, on the first of token blocks, int [num_blocks, T];
+    none of an expert that no token uses."""
     tokens = tokens[: max(1, SENSITIVITY_TOKENS // tokens.shape[1])]
     stream = _Backward(source)
     before = [source.embed(tokens)]
@@ -49,7 +50,7 @@ def sensitivities(source: LayerStream, tokens: np.ndarray) -> Mapping[str, Sensi
     for layer in reversed(range(source.spec.num_hidden_layers)):
         gradient, sums = stream.through(layer, before.pop(), gradient)
         for parameter, of_module in sums.items():
-            found |= _by_role(source, stream.roles_of(layer, parameter), *of_module, num_tokens=tokens.size)
+            found |= _by_role(source, stream.roles_of(parameter), *of_module, num_tokens=tokens.size)
     return found
 
 
@@ -74,8 +75,8 @@ class _Backward(Variation):
     def _multiplies_with_onednn(self) -> bool:
         return False  # torch has no gradient of that product
 
-    def roles_of(self, layer: int, parameter: str) -> tuple[str, ...]:
-        return self._parameters[f"{self._path(layer)}.{parameter}"]
+    def roles_of(self, parameter: str) -> tuple[str, ...]:
+        return self._parameters[parameter]
 
     def from_head(self, hidden: "Tensor") -> "Tensor":
         """Draws a token for every position, and returns the gradient of its log likelihood by the hidden states after
@@ -128,10 +129,9 @@ class _Backward(Variation):
         g_tr² |x_t|² and x_tc² |g_t|² for each of its linear modules."""
         import torch
 
-        loaded = self.load_layer(layer, hidden.shape[1])
+        loaded, modules = self.load_layer(layer, hidden.shape[1]), self._architecture.MODULES
         for name, module in loaded.module.named_modules():
-            if isinstance(module, torch.nn.Linear) and f"{self._path(layer)}.{name}.weight" in self._parameters:
-                module.register_forward_hook(_watching(loaded.running, f"{name}.weight"))
+            self._watch(module, f"{modules.base}.{modules.layers}.{layer}.{name}", loaded.running)
         sums: list[Sums] = [{} for _ in hidden]
         found = torch.empty_like(gradient)
 
@@ -143,11 +143,19 @@ class _Backward(Variation):
                 )[0]
 
         self.each_block(loaded, run, len(hidden))
-        return found, {name: _added([one[name] for one in sums]) for name in sums[0]}
+        names = dict.fromkeys(name for one in sums for name in one)
+        return found, {name: _added([one[name] for one in sums if name in one]) for name in names}
 
-    def _path(self, layer: int) -> str:
-        modules = self._architecture.MODULES
-        return f"{modules.base}.{modules.layers}.{layer}"
+    def _lent(self, path: str, running: threading.local) -> "nn.Module":
+        module = super()._lent(path, running)
+        self._watch(module, path, running)
+        return module
+
+    def _watch(self, module: "nn.Module", path: str, running: threading.local) -> None:
+        import torch
+
+        if isinstance(module, torch.nn.Linear) and f"{path}.weight" in self._parameters:
+            module.register_forward_hook(_watching(running, f"{path}.weight"))
 
 
 def _gradient(function: Any, at: "Tensor", gradient: "Tensor | None") -> "Tensor":

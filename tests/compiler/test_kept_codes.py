@@ -220,7 +220,9 @@ def _lossy(measured: Callable[..., FormatLoss]) -> Callable[..., FormatLoss]:
 def _expected(model: Model, effects: np.ndarray, value: str) -> Callable[..., Mapping[str, float]]:
     """Makes all matrices dear but down projections, and the values of one layer, in q4_k."""
 
-    def expected(_: Any, __: Any, role: str, found: Sensitivity, names: Sequence[str]) -> Mapping[str, float]:
+    def expected(
+        _: Any, __: Any, role: str, found: Sensitivity, names: Sequence[str], *___: Any
+    ) -> Mapping[str, float]:
         assert found.outputs.shape + found.inputs.shape == model.tensors[role].shape
         own = effects[int(role.split(".")[1])] if role.endswith("down_proj.weight") else 1e-6 if role == value else 1.0
         return {name: own if name == "q4_k" else 1.0 for name in names}

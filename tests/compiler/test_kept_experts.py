@@ -1,5 +1,6 @@
 """All matrices of a quantized file with experts keep its codes in a dense build, and come back out of it."""
 
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,19 +17,23 @@ from coldpress.compiler.checkpoint.tensors import read_codes
 from coldpress.compiler.io import Workspace, load_record
 from coldpress.compiler.kept_codes import keeping, own_layers
 from coldpress.compiler.llama_cpp.formats import formats
+from coldpress.compiler.quality.passes import Passes
 from coldpress.compiler.rounding._matrix import NEAREST
 from coldpress.compiler.search.density import AllocationInputs
 from coldpress.compiler.search.replay import Replays, calibrated
 from coldpress.compiler.search.settings import AllocateConfig
 from coldpress.compiler.stages import allocate, explore, export
+from coldpress.compiler.stages.allocate import _formats, _mixed
 from coldpress.compiler.stages.explore import ExploreConfig
 from coldpress.compiler.stages.export import ExportConfig
 from coldpress.compiler.stages.export._stored import StoredModel
 from coldpress.runtime.artifact.reader import open_artifact
 from coldpress.runtime.dram.budget import least_budget_bytes, whole_bytes
 from coldpress.runtime.generate.session import Session
+from coldpress.schemas.activations import Activations
 from coldpress.schemas.corpus import Corpus
-from coldpress.schemas.families import BLOCKS, WHOLE_MLP, num_units
+from coldpress.schemas.curves import Curves, FormatLoss
+from coldpress.schemas.families import BLOCKS, WHOLE_MLP, FamilyName, Formats, layer_formats, layers_of, num_units
 from coldpress.schemas.package import Package
 from coldpress.schemas.sparsity import Sparsity
 from tests.support.checkpoints import run
@@ -191,15 +196,20 @@ def test_any_budget_gives_the_same(source: Source, artifact: Path, share: float)
         assert bool(session.store.counters.misses) == (share < 1)
 
 
+def explored(source: Source, folder: Path) -> tuple[Corpus, Activations, Curves]:
+    model, corpus = source.model, load_record(source.folder / "tokenize.json", Corpus)
+    counting = countable_families(model.spec), ActivityRule(frozenset()), Workspace(folder / "calibrate", "test"), 1
+    activations = count_activity(PassConfig(), model, corpus, *counting)
+    work = Workspace(folder / "explore", "test")
+    return corpus, activations, explore.run(ExploreConfig(method="auto"), model, corpus, activations, work, 1)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["q4_1 with shared experts"], indirect=True)
 def test_the_choice_takes_the_file_s_formats_unmeasured(kind: Kind, source: Source, tmp_path: Path) -> None:
     """And counts the blocks of each token's experts, where DRAM holds a part of them."""
-    model, corpus = source.model, load_record(source.folder / "tokenize.json", Corpus)
-    counting = countable_families(model.spec), ActivityRule(frozenset()), Workspace(tmp_path / "calibrate", "test"), 1
-    activations = count_activity(PassConfig(), model, corpus, *counting)
-    work = Workspace(tmp_path / "explore", "test")
-    curves = explore.run(ExploreConfig(method="auto"), model, corpus, activations, work, 1)
+    model = source.model
+    corpus, activations, curves = explored(source, tmp_path)
     assert [(loss.format, loss.family, loss.ppl_ratio) for loss in curves.formats] == [(kind.own, BLOCKS, 1.0)]
     work, device = Workspace(tmp_path / "allocate", "test"), device_of()
     given = {"context_length": 64, "density_allocation": "uniform", "routing": "top_k", "kv_cache": "fp16"}
@@ -217,3 +227,50 @@ def test_the_choice_takes_the_file_s_formats_unmeasured(kind: Kind, source: Sour
     each = num_units(BLOCKS, spec) // spec.num_experts
     counted = calibrated(held, activations.layers[3], BLOCKS, num_units(BLOCKS, spec), activations.num_tokens, 1.0)
     assert {np.unique(ids // each).size for ids in counted.ids.values()} == {spec.num_experts_per_tok}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["q5_1 with layers without experts"], indirect=True)
+def test_matrices_of_experts_have_smaller_formats_where_the_file_s_own_do_not_fit(
+    kind: Kind, source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The up projections of one layer's experts, which lose nothing by it, but no other matrix."""
+    model, device = source.model, device_of()
+    corpus, activations, curves = explored(source, tmp_path)
+    cheap, measured, asked = 7, Passes.format, list[tuple[str, ...]]()
+
+    def expected(_: Any, __: Any, role: str, ___: Any, names: Sequence[str], num_alike: int) -> dict[str, float]:
+        assert num_alike == (model.spec.num_experts if ".experts." in role else 1)
+        is_cheap = role.startswith(f"layers.{cheap}.experts.") and role.endswith("up_proj.weight")
+        return dict.fromkeys(names, 1e-6 if is_cheap else 1.0)
+
+    def good(passes: Passes, formats: Formats, *families: FamilyName) -> FormatLoss:
+        asked.append(layer_formats(formats))
+        update = {"ppl_ratio": 1.01, "ppl_ratio_error": 0.0, "mean_kld": 0.01}
+        return measured(passes, formats, *families).model_copy(update=update)
+
+    monkeypatch.setattr(_mixed, "expected_divergence", expected)
+    monkeypatch.setattr(_formats, "head_formats_of", lambda _: ())
+    monkeypatch.setattr(Passes, "format", good)
+    given: dict[str, Any] = {"context_length": 64, "density_allocation": "uniform", "routing": "top_k"}
+
+    def taken(budget: int) -> Sparsity:
+        config = AllocateConfig(method="auto", format="auto", dram_budget=budget, max_ppl_ratio=1.05, **given)
+        work = Workspace(tmp_path / str(budget), "test")
+        return allocate.run(config, model, activations, device, work, corpus, curves=curves)
+
+    needed = taken(100_000_000).tried[0].dram_bytes
+    assert needed is not None
+    assert not asked
+    found = taken(needed - 1)
+    small = found.layer_formats[cheap].split("+")[1]
+    assert found.tried[0].dram_bytes is not None
+    assert found.tried[0].dram_bytes < needed
+    others = [layer for layer in layers_of(BLOCKS, model.spec) if layer != cheap]
+    assert [found.layer_formats[layer] for layer in others] == [kind.own[layer] for layer in others]
+    assert small != kind.own[cheap].split("+")[0]
+    assert found.curves is not None
+    loss = found.curves.format_loss(found.layer_formats, BLOCKS)
+    assert loss is not None
+    role = f"layers.{cheap}.experts.0.up_proj.weight"
+    assert [(one.role, one.format) for one in loss.expected if one.mean_kld] == [(role, small)]

@@ -158,7 +158,7 @@ def needs(build: "Build") -> StageNeeds:
     if build.has("explore") and settings.get("explore") != WHOLE:
         passes = needs_of_passes("allocate", build, build.methods)
         before_layers = 4 * max(SENSITIVITY_TOKENS, build.block_tokens) * spec.hidden_size * spec.num_hidden_layers
-        backward = build.TORCH_BYTES + build.layer_weights_bytes + build.running_bytes(24, 24) + before_layers
+        backward = build.TORCH_BYTES + build.whole_layer_bytes + build.running_bytes(24, 24) + before_layers
         passes_bytes, disk_bytes = max(passes.ram_bytes, backward), disk_bytes + passes.disk_bytes
     if not variants:
         return StageNeeds(stage="allocate", ram_bytes=passes_bytes, disk_bytes=disk_bytes)

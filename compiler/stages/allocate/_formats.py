@@ -164,8 +164,7 @@ class MeasuredFormats:
         quality or none fit, the smallest that do; tells whether any was measured."""
         most = self._floor.max_ppl_ratio
         is_open = self._config.format == AUTO and not math.isinf(most)
-        # no module of transformers multiplies an expert's matrix alone, so their sensitivities are unknown
-        if not is_open or self._dense != BLOCKS or self._inputs.model.spec.is_mixture:
+        if not is_open or self._dense != BLOCKS:
             return False
         reading = [one for one in found if one.best is None or not one.best.holds_everything]
         reading = [one for one in reading if self._may_fit(one)]

@@ -1,4 +1,5 @@
-"""Gives each matrix, and the head, a format of its own, so that a model fills the bytes that it may take.
+"""Gives each matrix, and the head, a format of its own, so that a model fills the bytes that it may take. An expert's
+matrix has the format of all experts of its layer, and is named by the first one's.
 
 From the smallest format everywhere, each byte goes where it saves most divergence (search/by_layer.py). What a matrix
 in a format costs is expected from its sensitivity, by the errors of some of its rows, and is taken to add up; the
@@ -32,6 +33,7 @@ from coldpress.schemas.families import (
     HeadFormat,
     LayerFormats,
     kept_of,
+    layers_of,
     num_units,
     slice_shape,
     slices,
@@ -40,12 +42,13 @@ from coldpress.schemas.families import (
     with_head,
     with_kept,
 )
-from coldpress.schemas.model import MLP_ROLES, Model, role_shape
+from coldpress.schemas.model import MLP_ROLES, Model, matrices, role_shape
 
 Effects = Mapping[str, Mapping[FormatName, float]]
 """Matrix -> format -> divergence, in nats per token."""
-SAMPLE_ROWS = 256
-"""Rows of a matrix that are rounded: 1,024 gave formats that were no better (docs/experiments/product.md)."""
+SAMPLE_ROWS, LEAST_ROWS = 256, 8
+"""Rows that are rounded of matrices with one format, and of each of them at least: 1,024 gave formats that were no
+better (docs/experiments/product.md)."""
 
 
 @dataclass(frozen=True)
@@ -131,10 +134,12 @@ class Mixes:
     def _of_layers(self, chosen: Mapping[str, FormatName]) -> Formats:
         spec = self.model.spec
         roles = [piece.role for piece in slices(BLOCKS, spec)]
-        layers = tuple(
-            unit_format([chosen[f"layers.{layer}.{role}.weight"] for role in roles])
-            for layer in range(spec.num_hidden_layers)
-        )
+        own = {
+            layer: unit_format([chosen[f"layers.{layer}.{matrices(role, spec)[0]}.weight"] for role in roles])
+            for layer in layers_of(BLOCKS, spec)
+        }
+        others = coarsest(tuple(own.values()))
+        layers = tuple(own.get(layer, others) for layer in range(spec.num_hidden_layers))
         outside = {role: one.format for one in kept_of(keeping(self.model, layers)) for role in one.roles}
         outside |= {role: name for role, name in chosen.items() if unit_role(role, spec) not in MLP_ROLES}
         return with_kept(layers, {role: name for role, name in outside.items() if name != stored_format(role, layers)})
@@ -166,10 +171,14 @@ def expected_effects(
     formats = formats_of_matrices(model)
 
     def of_matrix(role: str) -> dict[FormatName, float]:
-        own = own_format(model, role)
-        lossless = {name: 0.0 for name in formats[role] if name == own}
+        own, alike = _own_format(model, role), _alike(model, role)
+        effects = dict.fromkeys(formats[role], 0.0)
         rounded = [name for name in formats[role] if name != own]
-        return lossless | dict(expected_divergence(rounding, model, role, sensitivities[role], rounded))
+        for one in alike:
+            if one in sensitivities:  # else an expert that no token uses
+                found = expected_divergence(rounding, model, one, sensitivities[one], rounded, len(alike))
+                effects |= {name: effects[name] + found[name] for name in rounded}
+        return effects
 
     with on_one_core(rounding.algorithm), ThreadPoolExecutor(threads) as pool:
         return dict(zip(formats, pool.map(of_matrix, formats), strict=True))
@@ -179,11 +188,26 @@ def formats_of_matrices(model: Model) -> dict[str, tuple[FormatName, ...]]:
     """Returns the formats that each matrix of the layers may have, by role, the smallest first: a quantized file's own,
     which loses nothing, and all that are smaller."""
     roles = (role for role in model.tensors if role.startswith("layers.") and stored_format(role, DEFAULT_FORMAT))
-    return {role: _formats_of(model, role) for role in roles}
+    return {role: _formats_of(model, role) for role in roles if role == _alike(model, role)[0]}
+
+
+def _alike(model: Model, role: str) -> tuple[str, ...]:
+    """Returns the matrices that have one format: the same one of all experts of a layer, or this one alone."""
+    matrix = unit_role(role, model.spec)
+    if matrix not in MLP_ROLES:
+        return (role,)
+    layer = role.split(".")[1]
+    return tuple(f"layers.{layer}.{name}.weight" for name in matrices(matrix, model.spec))
+
+
+def _own_format(model: Model, role: str) -> FormatName | None:
+    """Returns the format that matrices with one format have in a quantized file; None if it has none, or several."""
+    found = {own_format(model, one) for one in _alike(model, role)}
+    return found.pop() if len(found) == 1 else None
 
 
 def _formats_of(model: Model, role: str) -> tuple[FormatName, ...]:
-    own, (_, length) = own_format(model, role), _slices(model, role)
+    own, (_, length) = _own_format(model, role), _slices(model, role)
     known = {name: load("coldpress.runtime.quantization", Format, name) for name in formats_for(AUTO)}
     most_bytes = float("inf") if own is None else slice_bytes(length, own)
     fitting = [
@@ -211,15 +235,22 @@ def _slices(model: Model, role: str) -> tuple[int, int]:
 
 
 def expected_divergence(
-    rounding: Rounding, model: Model, role: str, sensitivity: Sensitivity, formats: Sequence[FormatName]
+    rounding: Rounding,
+    model: Model,
+    role: str,
+    sensitivity: Sensitivity,
+    formats: Sequence[FormatName],
+    num_alike: int = 1,
 ) -> Mapping[FormatName, float]:
-    """Returns the divergence, in nats per token, that each format of a matrix is expected to cause by itself.
+    """Returns the divergence, in nats per token, that each format of a matrix is expected to cause by itself. Of
+    `num_alike` matrices with one format each has its part of the rows.
 
     Raises:
         CheckpointError: if a value is beyond a format's range.
     """
     weights = rounding.weights(model, role, "row")
-    at = np.unique(np.linspace(0, weights.count - 1, min(weights.count, SAMPLE_ROWS)).astype(np.int64))
+    num_rows = min(weights.count, max(LEAST_ROWS, SAMPLE_ROWS // num_alike))
+    at = np.unique(np.linspace(0, weights.count - 1, num_rows).astype(np.int64))
     rows = weights.read(0, weights.count)[at]
     # without the source's own codes, which are those of all rows
     sample = Weights(

@@ -32,7 +32,7 @@ from coldpress.schemas.families import (
 )
 from coldpress.schemas.layout import KvCacheFormat, Layout, Plan, placed_parts
 from coldpress.schemas.metrics import Metrics, Verification, WholeInDram
-from coldpress.schemas.model import MatrixRole, Model, ModelSpec
+from coldpress.schemas.model import Model, ModelSpec
 from coldpress.schemas.package import Package
 from coldpress.schemas.plans import Plans
 from coldpress.schemas.sparsity import Sparsity
@@ -314,13 +314,11 @@ def matrix_bits(model: Model, formats: Formats) -> dict[str, dict[int, float]]:
 def expected_losses(losses: Sequence[MatrixLoss], spec: ModelSpec) -> dict[str, list[float]]:
     found: dict[str, list[float]] = {}
     for one in losses:
-        matrix = unit_role(one.role, spec)
-        assert matrix is not None
-        each = found.setdefault(_kind(matrix), [0.0] * spec.num_hidden_layers)
+        each = found.setdefault(_kind(one.role.split(".")[-2]), [0.0] * spec.num_hidden_layers)
         each[int(one.role.split(".")[1])] += one.mean_kld
     return found
 
 
-def _kind(matrix: MatrixRole) -> str:
+def _kind(matrix: str) -> str:
     """Names a matrix; keys and values, which are small, together."""
     return "k and v" if matrix in ("k_proj", "v_proj") else matrix.removesuffix("_proj")
