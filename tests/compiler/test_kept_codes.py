@@ -245,9 +245,9 @@ def test_matrices_have_smaller_formats_where_the_file_s_own_do_not_fit(
     monkeypatch.setattr(_formats, "head_formats_of", lambda _: ())
     monkeypatch.setattr(_mixed, "expected_divergence", _expected(model, effects, value))
 
-    def taken(budget: int) -> Sparsity:
+    def taken(budget: int, **more: Any) -> Sparsity:
         settings = {"method": "auto", "format": "auto", "context_length": 64, "max_ppl_ratio": 1.05}
-        config = AllocateConfig(**settings, dram_budget=budget, density_allocation="uniform")
+        config = AllocateConfig(**settings, dram_budget=budget, density_allocation="uniform", **more)
         work = Workspace(tmp_path / str(budget), "test")
         return allocate.run(config, model, activations, device_of(), work, corpus, curves=curves)
 
@@ -274,6 +274,10 @@ def test_matrices_have_smaller_formats_where_the_file_s_own_do_not_fit(
     with monkeypatch.context() as patched:
         patched.setattr(_formats, "sensitivities", None)
         assert taken(needed - fewer_bytes) == found, "an interrupted run has left the expected losses"
+    with monkeypatch.context() as patched:
+        for module in (_finalists, judge):
+            patched.setattr(module, "candidates", lambda *_: ("dense",))
+        assert taken(needed - fewer_bytes, explore="whole").formats == found.formats, "where selectors are known, too"
 
     with monkeypatch.context() as patched:
         patched.setattr(_formats, "sensitivities", None)

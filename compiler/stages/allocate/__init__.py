@@ -37,7 +37,7 @@ from coldpress.compiler.search.dram_shares import (
 from coldpress.compiler.search.floor import Floor
 from coldpress.compiler.search.replay import Replays
 from coldpress.compiler.search.settings import AllocateConfig
-from coldpress.compiler.shared_settings import MAX_PPL_RATIO, WHOLE
+from coldpress.compiler.shared_settings import MAX_PPL_RATIO
 from coldpress.compiler.stages.allocate._finalists import completed
 from coldpress.runtime.cache import CachePolicy
 from coldpress.runtime.plugins import load, load_class
@@ -155,7 +155,7 @@ def needs(build: "Build") -> StageNeeds:
     variants = rule.num_variants(spec.num_hidden_layers, len(build.families))
     disk_bytes = 32 * spec.num_hidden_layers * build.layer_units(build.families)
     passes_bytes = build.PYTHON_BYTES
-    if build.has("explore") and settings.get("explore") != WHOLE:
+    if build.has("explore"):
         passes = needs_of_passes("allocate", build, build.methods)
         before_layers = 4 * max(SENSITIVITY_TOKENS, build.block_tokens) * spec.hidden_size * spec.num_hidden_layers
         backward = build.TORCH_BYTES + build.whole_layer_bytes + build.running_bytes(24, 24) + before_layers

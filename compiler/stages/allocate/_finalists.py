@@ -1,4 +1,5 @@
-"""Measures the quality of what can still win, where `explore` has left it to this stage (explore=needed).
+"""Measures the quality of what can still win, where `explore` has left it to this stage (explore=needed); with
+explore=whole that of formats by matrix alone.
 
 If the whole model fits in DRAM in formats that keep the quality, no selector is measured (_formats.py). Otherwise
 formats are measured with columns of down, too, which the units of all selectors but the dense one have. A search in
@@ -27,6 +28,7 @@ from coldpress.compiler.search.floor import LEAST_ERROR, Floor
 from coldpress.compiler.search.judge import Searched
 from coldpress.compiler.search.replay import Replays
 from coldpress.compiler.search.settings import AllocateConfig
+from coldpress.compiler.shared_settings import WHOLE
 from coldpress.compiler.stages.allocate._formats import ERRORS, MeasuredFormats, is_rough, streams_attention, unmeasured
 from coldpress.schemas.curves import Curve, Curves, FormatLoss, Point, Unexplored
 from coldpress.schemas.errors import ColdpressError
@@ -69,7 +71,8 @@ def completed(config: AllocateConfig, inputs: AllocationInputs, floor: Floor, bu
     known = {curve.method for curve in curves.curves} | {entry.method for entry in curves.unexplored}
     options = {name: own_options(name, config.options) for name in candidates(spec, config.options)}
     reasons, every = asked({name: own for name, own in options.items() if name not in known}, spec)
-    if not every and not unmeasured(config, curves, dense_family(spec)):
+    asks_more = config.explore == WHOLE or unmeasured(config, curves, dense_family(spec))
+    if not every and not asks_more:
         return _with_reasons(curves, reasons)
     if inputs.corpus is None:
         raise ColdpressError("method=auto measures selectors on text, and no corpus was given; give --corpus")

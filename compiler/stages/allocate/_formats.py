@@ -32,6 +32,7 @@ from coldpress.compiler.search.density import AllocationInputs
 from coldpress.compiler.search.floor import LEAST_ERROR, Floor, error_of
 from coldpress.compiler.search.judge import Searched
 from coldpress.compiler.search.settings import AllocateConfig
+from coldpress.compiler.shared_settings import WHOLE
 from coldpress.compiler.stages.allocate._mixed import (
     Mixes,
     expected_effects,
@@ -82,6 +83,10 @@ class MeasuredFormats:
         self._passes = TextPasses(config, inputs, self._steps)
         self._mixes: Mixes | None = None
         """Formats by matrix with their expected losses; None until `_mix` needs them."""
+        if config.explore == WHOLE:
+            known, num_tokens = self.curves, self._passes.asked_tokens.size
+            self._sure = {(loss.format, (self._dense,)): self._passes.all_tokens.size for loss in known.formats}
+            self._sure_own = {_name(loss): num_tokens for loss in (*known.heads, *known.kv_caches)}
 
     def fitting(self, budgets: Sequence[int | str]) -> list[Searched]:
         """Searches without any selector, after measuring again each format whose quality few tokens leave open."""
