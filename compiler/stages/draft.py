@@ -91,11 +91,7 @@ def needs(build: "Build") -> StageNeeds:
     logits = 4 * 4 * build.block_tokens * build.model.spec.vocab_size
     hidden = 2 * 4 * tokens * build.model.spec.hidden_size
     held = build.layer_weights_bytes + build.head_bytes + build.running_bytes(8) + hidden + logits
-    return StageNeeds(
-        stage="draft",
-        ram_bytes=build.TORCH_BYTES + held + build.code_bytes // 3,
-        disk_bytes=5 * tokens,
-    )
+    return StageNeeds(stage="draft", ram_bytes=build.TORCH_BYTES + held + build.code_bytes // 3, disk_bytes=5 * tokens)
 
 
 def _guesses(session: Session, blocks: np.ndarray, vocab_size: int) -> tuple[np.ndarray, np.ndarray]:

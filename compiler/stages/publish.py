@@ -57,8 +57,7 @@ class PublishConfig(QualitySetting):
         default=0.4, description="least allowed share of tokens whose likeliest successor is the source's, or off"
     )
     max_logit_error: Annotated[PositiveFloat | Off | None, Key(default="the format says by itself")] = Field(
-        default=None,
-        description="largest allowed error of dense logits, as a share of the largest logit, or off",
+        default=None, description="largest allowed error of dense logits, as a share of the largest logit, or off"
     )
 
 

@@ -226,10 +226,7 @@ def make_manifest(inputs: DocumentInputs, written: Written, digests: dict[str, s
         device=inputs.device,
         files=tuple(sorted(written.files, key=lambda file: file.path)),
         flash=FlashImage(
-            size_bytes=layout.flash_bytes,
-            page_bytes=layout.page_bytes,
-            sections=layout.sections,
-            tables=layout.tables,
+            size_bytes=layout.flash_bytes, page_bytes=layout.page_bytes, sections=layout.sections, tables=layout.tables
         ),
         families=families,
         resident=inputs.codes.resident,

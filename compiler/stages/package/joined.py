@@ -166,12 +166,7 @@ def rank(placement: Placement, layer: int, section: Section) -> np.ndarray:
 
 
 def tables_to_write(
-    layout: Layout,
-    plans: Plans,
-    orders: UnitOrders,
-    placement: Placement,
-    sparsity: Sparsity,
-    page_crc32c: np.ndarray,
+    layout: Layout, plans: Plans, orders: UnitOrders, placement: Placement, sparsity: Sparsity, page_crc32c: np.ndarray
 ) -> Iterator[TensorToWrite]:
     yield of_array("page_crc32c", page_crc32c)
     for section in layout.sections:

@@ -128,12 +128,7 @@ def make_metrics(
 
 
 def _in_dram(
-    model: Model,
-    device: DeviceProfile,
-    sparsity: Sparsity,
-    plan: Plan,
-    found: Verification,
-    curves: Curves | None,
+    model: Model, device: DeviceProfile, sparsity: Sparsity, plan: Plan, found: Verification, curves: Curves | None
 ) -> Iterator[WholeInDram]:
     """Yields the whole model in DRAM: the original with an fp16 KV cache, other formats with the artifact's."""
     as_explored = model.relufication is None and model.distillation is None  # else the losses are of another model

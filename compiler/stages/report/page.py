@@ -220,11 +220,7 @@ def _measured(metrics: Metrics, inputs: ChartInputs) -> list[tuple[str, str, str
             "equal" if found.simulated_equals_real else "different",
             "hits, misses, evictions, reads and bytes",
         ),
-        (
-            "units used",
-            f"{100 * used:.1f} %",
-            "of all units, per token: found in DRAM or read",
-        ),
+        ("units used", f"{100 * used:.1f} %", "of all units, per token: found in DRAM or read"),
         (
             "simulated on the device",
             f"{1000 * run.modelled_s / run.num_tokens:.3f} ms",

@@ -29,15 +29,7 @@ SPLIT_SHARES = {"calibration": 0.2, "validation": 0.05, "test": 0.05}
 
 # Without "test", "tests": many distributions leave those folders out, and their docstrings are
 # mostly doctest programs.
-SKIPPED_FOLDERS = {
-    "site-packages",
-    "dist-packages",
-    "__pycache__",
-    "lib-dynload",
-    "test",
-    "tests",
-    "idle_test",
-}
+SKIPPED_FOLDERS = {"site-packages", "dist-packages", "__pycache__", "lib-dynload", "test", "tests", "idle_test"}
 
 # Shorter paragraphs ("Example:") recur by chance; longer ones that recur are copies.
 SHORTEST_UNIQUE_CHARS = 40

@@ -21,14 +21,7 @@ from coldpress.compiler.block_statistics import deviation, perplexity
 from coldpress.compiler.dense_run import dense_for
 from coldpress.compiler.io import load_arrays
 from coldpress.compiler.publishing import standing
-from coldpress.compiler.stages.verify.decoded import (
-    SESSIONS,
-    Decoded,
-    decode,
-    drafts_of_all,
-    figures_of_all,
-    is_dense,
-)
+from coldpress.compiler.stages.verify.decoded import SESSIONS, Decoded, decode, drafts_of_all, figures_of_all, is_dense
 from coldpress.compiler.stages.verify.divergence import (
     BUFFER_BYTES,
     Compared,
@@ -175,11 +168,7 @@ def needs(build: "Build") -> StageNeeds:
     held = SESSIONS * build.dram_budget_bytes + max(build.layer_weights_bytes, num_heads * build.head_bytes) + logits
     held += build.running_bytes(8) + BUFFER_BYTES
     held += 4 * num_heads * build.settings["tokenize"]["evaluation_tokens"] * _num_scores(build.model.spec)
-    return StageNeeds(
-        stage="verify",
-        ram_bytes=build.TORCH_BYTES + 2 * build.BLOCK_BYTES + held,
-        disk_bytes=0,
-    )
+    return StageNeeds(stage="verify", ram_bytes=build.TORCH_BYTES + 2 * build.BLOCK_BYTES + held, disk_bytes=0)
 
 
 def _num_scores(spec: ModelSpec) -> int:
