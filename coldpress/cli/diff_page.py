@@ -8,7 +8,7 @@ from typing import Any
 
 from coldpress.compiler.block_statistics import with_error
 from coldpress.compiler.headline import headline, rate
-from coldpress.compiler.stages.report.charts import Chart, DramBars
+from coldpress.compiler.stages.report.charts import Chart, dram_bars
 from coldpress.compiler.stages.report.comparison import FRONT_COLUMNS, front_chart, front_rows, reads_chart, time_chart
 from coldpress.compiler.stages.report.page import environment
 from coldpress.compiler.stages.report.page_charts import ladder_chart
@@ -56,7 +56,7 @@ def _shown(letter: str, build: ComparedArtifact) -> dict[str, Any]:
         "place": f"{build.path}, {metrics.artifact_sha256[:12]}, made by coldpress {metrics.provenance.compiler}",
         "headline": headline(metrics, build.manifest.device.title),
         "budget_bytes": metrics.budget_bytes,
-        "dram": DramBars.of(metrics),
+        "dram": dram_bars(metrics),
         "front": front_rows(metrics),
     }
 

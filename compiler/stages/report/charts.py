@@ -96,6 +96,8 @@ def line(across: str, up: str, points: Mapping[float, float]) -> str:
 
 def marks(across: str, up: str, kinds: Sequence[Marks]) -> str:
     """Draws points by two figures, the one across logarithmic; their areas show a third. Later kinds cover earlier."""
+    from matplotlib.ticker import LogLocator
+
     largest = max(amount for kind in kinds for amount in kind.amounts)
 
     def draw(axes: Any) -> None:
@@ -112,20 +114,13 @@ def marks(across: str, up: str, kinds: Sequence[Marks]) -> str:
             for place in set(range(len(kind.up))) - set(known):
                 axes.axvline(kind.across[place], color=colour, linestyle=":", linewidth=1.4)
         found = [x for kind in kinds for x in kind.across]
-        _logarithmic(axes.set_xscale, axes.xaxis, max(found) / min(found))
+        axes.set_xscale("log")
+        axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if max(found) / min(found) < MANY else (1.0,)))
+        axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}" if value >= 10 else f"{value:g}")
+        axes.xaxis.set_minor_formatter(lambda value, _: "")
         axes.margins(0.12)
 
     return _svg(up, draw, across, up, height=4.4)
-
-
-def _logarithmic(set_scale: Callable[..., None], axis: Any, span: float) -> None:
-    """Makes an axis logarithmic, with plain numbers at powers of ten, and at doubles and fives if `span` is small."""
-    from matplotlib.ticker import LogLocator
-
-    set_scale("log")
-    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if span < MANY else (1.0,)))
-    axis.set_major_formatter(lambda value, _: f"{value:,.0f}" if value >= 10 else f"{value:g}")
-    axis.set_minor_formatter(lambda value, _: "")
 
 
 def parts(across: str, rows: Sequence[tuple[str, Mapping[str, float]]]) -> str:
@@ -271,8 +266,7 @@ class Chart:
     """(name in the drawing, sentence that explains it)."""
 
 
-NUM_COLOURS = 6
-BUDGET, PROCESS, UNUSED = "the budget", "the process itself", "unused"
+UNUSED = "unused"
 USES = (
     *("embeddings and head", "other resident weights", "predictors", "pinned units", "cached units"),
     *("KV cache", "read buffer", "preload buffer", "bookkeeping", UNUSED),
@@ -290,34 +284,18 @@ class BarPart:
     """A CSS colour."""
 
 
-@dataclass(frozen=True)
-class DramBars:
-    """DRAM by use: the budget's parts, and the process beside it."""
-
-    budget: tuple[BarPart, ...]
-    process: tuple[BarPart, ...]
-    """The budget as one part, and what the process takes beside it."""
-
-    @classmethod
-    def of(cls, metrics: Metrics) -> "DramBars":
-        own = {BUDGET: metrics.budget_bytes, PROCESS: metrics.process_bytes}
-        return cls(_bar(metrics.dram_parts, USES), _bar(own, (BUDGET, PROCESS)))
-
-    @property
-    def process_bytes(self) -> int:
-        return sum(part.num_bytes for part in self.process)
+def dram_bars(metrics: Metrics) -> dict[str, list[BarPart]]:
+    """Returns DRAM by use: the `budget` by its parts, and as one part the `process` that has it, by both parts."""
+    whole = {"the budget": metrics.budget_bytes, "the process itself": metrics.process_bytes}
+    return {"budget": _bar(metrics.dram_parts, USES), "process": _bar(whole, tuple(whole))}
 
 
-def _bar(sizes: dict[str, int], uses: tuple[str, ...]) -> tuple[BarPart, ...]:
-    total = sum(sizes.values())
-    return tuple(
-        BarPart(name, sizes[name], sizes[name] / total, "var(--grid)" if name == UNUSED else colour_of(number))
-        for number, name in enumerate(uses)
-        if name in sizes
-    )
-
-
-def colour_of(number: int) -> str:
-    """Returns a colour for each number: the series, then the same, mixed with the ground."""
-    series = f"var(--series-{number % NUM_COLOURS + 1})"
-    return series if number < NUM_COLOURS else f"color-mix(in srgb, {series} 50%, var(--card))"
+def _bar(sizes: dict[str, int], uses: tuple[str, ...]) -> list[BarPart]:
+    found, total = list[BarPart](), sum(sizes.values())
+    for number, name in enumerate(uses):
+        series = f"var(--series-{number % len(SERIES) + 1})"
+        mixed = f"color-mix(in srgb, {series} 50%, var(--card))"  # with the ground, where all series are in use
+        colour = "var(--grid)" if name == UNUSED else series if number < len(SERIES) else mixed
+        if name in sizes:
+            found.append(BarPart(name, sizes[name], sizes[name] / total, colour))
+    return found

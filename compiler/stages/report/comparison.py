@@ -2,7 +2,6 @@
 DRAM. Everything here comes from metrics.json, so that two builds can be shown on one page."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 from coldpress.compiler.block_statistics import with_error
 from coldpress.compiler.headline import rate
@@ -10,7 +9,7 @@ from coldpress.compiler.stages.report import charts
 from coldpress.compiler.stages.report.charts import SERIES, Chart, Marks
 from coldpress.runtime.quantities import show_bytes
 from coldpress.runtime.quantization._mixed import in_words
-from coldpress.schemas.metrics import LlamaCppRun, Metrics, WholeInDram
+from coldpress.schemas.metrics import Metrics, WholeInDram
 from coldpress.schemas.sparsity import Tried
 
 COLUMNS = ("DRAM", "flash per token", "reads per token", "tokens/s, simulated", "perplexity")
@@ -20,6 +19,8 @@ FRONT_COLUMNS = (
     *("tokens/s, estimated", "perplexity over the source's"),
 )
 """Columns of the table of the front, behind the selectors."""
+Point = tuple[float, float | None, int]
+"""Tokens/s, perplexity over the original's, and bytes of DRAM."""
 
 
 def compared(metrics: Metrics) -> Iterator[tuple[str, ...]]:
@@ -44,13 +45,9 @@ def compared(metrics: Metrics) -> Iterator[tuple[str, ...]]:
     for whole in metrics.in_dram:
         yield _whole_row(metrics, whole)
     for run in metrics.llama_cpp:
-        yield _llama_cpp_row(run)
-
-
-def _llama_cpp_row(run: LlamaCppRun) -> tuple[str, ...]:
-    name = f"llama.cpp {run.build}, {run.model_type}, {run.num_threads} threads, measured on {run.cpu}"
-    speed = f"{with_error(run.tokens_per_s, run.tokens_per_s_deviation, 1)}, measured"
-    return (name, f"{show_bytes(run.model_bytes)} mapped", "not measured", "not measured", speed, "not measured")
+        name = f"llama.cpp {run.build}, {run.model_type}, {run.num_threads} threads, measured on {run.cpu}"
+        speed = f"{with_error(run.tokens_per_s, run.tokens_per_s_deviation, 1)}, measured"
+        yield (name, f"{show_bytes(run.model_bytes)} mapped", "not measured", "not measured", speed, "not measured")
 
 
 def _whole_row(metrics: Metrics, whole: WholeInDram) -> tuple[str, ...]:
@@ -86,8 +83,10 @@ def front_rows(metrics: Metrics) -> list[tuple[str, ...]]:
 
 def _front_row(found: Tried, chosen: tuple[Tried, ...]) -> tuple[str, ...]:
     formats = found.beside(found.format) if found.format else ""
+    left_out = {"reason"}  # said of the taken one alone
+    is_chosen = found.model_dump(exclude=left_out) in [taken.model_dump(exclude=left_out) for taken in chosen]
     return (
-        found.method + (", chosen" if is_chosen(found, chosen) else ""),
+        found.method + (", chosen" if is_chosen else ""),
         in_words(formats) if formats else "",
         found.cache or "",
         found.kv_cache or "",
@@ -96,23 +95,6 @@ def _front_row(found: Tried, chosen: tuple[Tried, ...]) -> tuple[str, ...]:
         rate(1 / found.token_s) if found.token_s else "",
         "" if found.ppl_ratio is None else f"{found.ppl_ratio:.4f}",
     )
-
-
-def is_chosen(found: Tried, chosen: tuple[Tried, ...]) -> bool:
-    """Tells whether a candidate is the one that the search took; its reason is said of the taken one alone."""
-    left_out = {"reason"}
-    return any(found.model_dump(exclude=left_out) == taken.model_dump(exclude=left_out) for taken in chosen)
-
-
-@dataclass(frozen=True)
-class _Places:
-    tokens_per_s: tuple[float, ...]
-    ppl_ratios: tuple[float | None, ...]
-    dram_bytes: tuple[int, ...]
-
-    def marks(self, name: str, colour: str, shape: str, *, joined: bool = False, hollow: bool = False) -> Marks:
-        up = tuple(None if ratio is None else 100 * (ratio - 1) for ratio in self.ppl_ratios)
-        return Marks(name, self.tokens_per_s, up, self.dram_bytes, colour, shape, joined, hollow)
 
 
 def front_chart(builds: Mapping[str, Metrics]) -> Chart:
@@ -146,28 +128,33 @@ def _front_caption(builds: Mapping[str, Metrics], whole: tuple[WholeInDram, ...]
 def _own_marks(metrics: Metrics, of: str, colours: Sequence[str]) -> Iterator[Marks]:
     of_front, of_this, of_dense = colours
     if metrics.dense is not None:
-        ratio = metrics.ppl_dense / metrics.ppl_source
-        run = _Places((metrics.dense.tokens_per_s,), (ratio,), (metrics.budget_bytes,))
-        yield run.marks(f"dense, same DRAM{of}", of_dense, "D")
-    known = [found for found in metrics.front if found.token_s and found.ppl_ratio is not None]
-    if known:
-        yield _tried(known).marks(f"front{of}", of_front, "o", joined=True)
-    chosen = [found for found in metrics.tried[:1] if found.token_s and found.ppl_ratio is not None]
-    if chosen:
-        yield _tried(chosen).marks(f"chosen{of}", of_front, "s", hollow=True)
-    this = _Places((metrics.modelled_tokens_per_s,), (metrics.ppl_ratio,), (metrics.budget_bytes,))
-    yield this.marks(f"artifact{of}", of_this, "*")
-
-
-def _tried(found: list[Tried]) -> _Places:
-    speeds = tuple(1 / each.token_s for each in found if each.token_s)
-    return _Places(speeds, tuple(each.ppl_ratio for each in found), tuple(each.dram_bytes or 0 for each in found))
+        run = (metrics.dense.tokens_per_s, metrics.ppl_dense / metrics.ppl_source, metrics.budget_bytes)
+        yield _marks(f"dense, same DRAM{of}", [run], of_dense, "D")
+    if known := _points(metrics.front):
+        yield _marks(f"front{of}", known, of_front, "o", joined=True)
+    if chosen := _points(metrics.tried[:1]):
+        yield _marks(f"chosen{of}", chosen, of_front, "s", hollow=True)
+    this = (metrics.modelled_tokens_per_s, metrics.ppl_ratio, metrics.budget_bytes)
+    yield _marks(f"artifact{of}", [this], of_this, "*")
 
 
 def _whole_marks(metrics: Metrics) -> Iterator[Marks]:
     for whole, colour, shape in zip(metrics.in_dram, SERIES[3:], ("^", "v", "<"), strict=True):
-        places = _Places((whole.tokens_per_s,), (whole.ppl_ratio,), (whole.dram_bytes,))
-        yield places.marks(f"{whole.title} in DRAM", colour, shape, hollow=not whole.fits)
+        point = (whole.tokens_per_s, whole.ppl_ratio, whole.dram_bytes)
+        yield _marks(f"{whole.title} in DRAM", [point], colour, shape, hollow=not whole.fits)
+
+
+def _points(found: Sequence[Tried]) -> list[Point]:
+    known = (each for each in found if each.ppl_ratio is not None)
+    return [(1 / each.token_s, each.ppl_ratio, each.dram_bytes or 0) for each in known if each.token_s]
+
+
+def _marks(
+    name: str, points: Sequence[Point], colour: str, shape: str, *, joined: bool = False, hollow: bool = False
+) -> Marks:
+    tokens_per_s, ratios, dram_bytes = zip(*points, strict=True)
+    up = tuple(None if ratio is None else 100 * (ratio - 1) for ratio in ratios)
+    return Marks(name, tokens_per_s, up, dram_bytes, colour, shape, joined, hollow)
 
 
 def time_chart(builds: Mapping[str, Metrics]) -> Chart:
@@ -205,13 +192,9 @@ def reads_chart(metrics: Metrics, of: str = "") -> Chart | None:
         "of the reads": [100 * each.reads / reads for each in metrics.read_lengths],
         "of the bytes": [100 * each.read_bytes / moved for each in metrics.read_lengths],
     }
-    places = [_length(each.least_bytes) for each in metrics.read_lengths]
+    places = [f"{each.least_bytes / 1024:g}" for each in metrics.read_lengths]
     caption = (
         f"Reads of decoded tokens by their length, on average {show_bytes(moved / reads)}: each place holds those from "
         "its length to twice as much. Units that are used together and lie together share a read."
     )
     return Chart(f"{of}Read lengths", charts.side_by_side("length of a read, KiB", "share, %", places, series), caption)
-
-
-def _length(least_bytes: int) -> str:
-    return f"{least_bytes / 1024:g}"

@@ -131,13 +131,13 @@ def _in_dram(
     model: Model, device: DeviceProfile, sparsity: Sparsity, plan: Plan, found: Verification, curves: Curves | None
 ) -> Iterator[WholeInDram]:
     """Yields the whole model in DRAM: the original with an fp16 KV cache, other formats with the artifact's."""
-    as_explored = model.relufication is None and model.distillation is None  # else the losses are of another model
+    if model.relufication is not None or model.distillation is not None:
+        curves = None  # the losses are of another model
     own = sparsity.formats
     for formats in WHOLE_FORMATS if own in WHOLE_FORMATS else (*WHOLE_FORMATS[:-1], own):
         kept = "fp16" if formats == ORIGINAL else plan.kv_cache
         whole = all_in_dram(model, formats, plan.context_length, kept, device)
-        known = curves if as_explored else None
-        loss = known.format_loss(of_layers(formats), dense_family(model.spec)) if known is not None else None
+        loss = None if curves is None else curves.format_loss(of_layers(formats), dense_family(model.spec))
         if formats == ORIGINAL:
             yield whole.model_copy(update={"ppl_ratio": 1.0})
         elif formats == own:
@@ -198,10 +198,11 @@ def budget_parts(model: Model, sparsity: Sparsity, layout: Layout, plans: Plans)
 
 
 def frequency_curves(activations: Activations, sparsity: Sparsity) -> tuple[FrequencyCurve, ...]:
-    return tuple(
-        FrequencyCurve(layer, statistics.family, np.sort(_counts(statistics))[::-1] / activations.num_tokens)
-        for layer, statistics in _counted(activations, sparsity)
-    )
+    found: list[FrequencyCurve] = []
+    for layer, statistics in _counted(activations, sparsity):
+        counts = load_arrays(statistics.arrays, "counts")["counts"]
+        found.append(FrequencyCurve(layer, statistics.family, np.sort(counts)[::-1] / activations.num_tokens))
+    return tuple(found)
 
 
 def hot_overlaps(activations: Activations, sparsity: Sparsity) -> tuple[HotOverlap, ...]:
@@ -213,14 +214,8 @@ def hot_overlaps(activations: Activations, sparsity: Sparsity) -> tuple[HotOverl
         hot = _hottest(arrays["counts"])
         tasks = arrays.get("task_counts", np.empty((0, hot.size)))
         tasks = tasks[tasks.any(axis=1)]
-        found.append(
-            HotOverlap(
-                layer=layer,
-                family=name,
-                context=_mean_overlap(hot, arrays["context_counts"]),
-                task=_mean_overlap(hot, tasks) if len(tasks) else None,
-            )
-        )
+        of_tasks = _mean_overlap(hot, tasks) if len(tasks) else None
+        found.append(HotOverlap(layer, name, _mean_overlap(hot, arrays["context_counts"]), of_tasks))
     return tuple(found)
 
 
@@ -266,10 +261,6 @@ def _hottest(counts: np.ndarray) -> np.ndarray:
 def _mean_overlap(hot: np.ndarray, parts: np.ndarray) -> float:
     """Returns the mean, over rows of counts [num_parts, num_units], of the share of `hot` that is hottest there too."""
     return float(np.mean([(hot & _hottest(counts)).sum() / hot.sum() for counts in parts]))
-
-
-def _counts(statistics: FamilyStatistics) -> np.ndarray:
-    return load_arrays(statistics.arrays, "counts")["counts"]
 
 
 def _counted(activations: Activations, sparsity: Sparsity) -> Iterator[tuple[int, FamilyStatistics]]:

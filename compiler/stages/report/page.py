@@ -11,7 +11,7 @@ from coldpress.compiler.block_statistics import with_error
 from coldpress.compiler.cost_model import weight_bytes
 from coldpress.compiler.headline import at_most, headline, pays, rate, warning
 from coldpress.compiler.run_command import PROGRAM, run_command
-from coldpress.compiler.stages.report.charts import DramBars
+from coldpress.compiler.stages.report.charts import dram_bars
 from coldpress.compiler.stages.report.comparison import (
     COLUMNS,
     FRONT_COLUMNS,
@@ -43,43 +43,40 @@ DENSE = "dense"
 
 def render(metrics: Metrics, inputs: ChartInputs) -> str:
     curves = frequency_curves(inputs.activations, inputs.sparsity)
-    return (
-        environment()
-        .get_template("template.html.j2")
-        .render(
-            metrics=metrics,
-            device=inputs.device,
-            plan=inputs.plans.largest_plan,
-            verification=inputs.verification,
-            weight_bytes=weight_bytes(inputs.model, inputs.sparsity.formats),
-            formats=in_words(inputs.sparsity.formats),
-            cards=_cards(metrics, inputs.device),
-            headline=headline(metrics, inputs.device.title),
-            dram=DramBars.of(metrics),
-            answers=[front_chart({metrics.model: metrics}), time_chart({metrics.model: metrics})],
-            charts=[*filter(None, [reads_chart(metrics)]), *charts_of(inputs, curves)],
-            verdict=_verdicts(metrics, inputs),
-            columns=COLUMNS,
-            plans=list(map(_plan_row, metrics.plans)),
-            plan_columns=PLAN_COLUMNS,
-            choices=inputs.plans.choices,
-            command=run_command([PROGRAM], Path(inputs.package.folder).name, metrics.sample),
-            compared=list(compared(metrics)),
-            front=front_rows(metrics),
-            front_columns=FRONT_COLUMNS,
-            measured=_measured(metrics, inputs),
-            families=_families(inputs.layout, inputs.plans.largest_plan),
-            hot=_hot_units(curves),
-            predictors=predictor_part(inputs),
-            origins=origins(inputs, metrics.provenance),
-        )
+    template = environment().get_template("template.html.j2")
+    return template.render(
+        metrics=metrics,
+        device=inputs.device,
+        plan=inputs.plans.largest_plan,
+        verification=inputs.verification,
+        weight_bytes=weight_bytes(inputs.model, inputs.sparsity.formats),
+        formats=in_words(inputs.sparsity.formats),
+        cards=_cards(metrics, inputs.device),
+        headline=headline(metrics, inputs.device.title),
+        dram=dram_bars(metrics),
+        answers=[front_chart({metrics.model: metrics}), time_chart({metrics.model: metrics})],
+        charts=[*filter(None, [reads_chart(metrics)]), *charts_of(inputs, curves)],
+        verdict=_verdicts(metrics, inputs),
+        columns=COLUMNS,
+        plans=list(map(_plan_row, metrics.plans)),
+        plan_columns=PLAN_COLUMNS,
+        choices=inputs.plans.choices,
+        command=run_command([PROGRAM], Path(inputs.package.folder).name, metrics.sample),
+        compared=list(compared(metrics)),
+        front=front_rows(metrics),
+        front_columns=FRONT_COLUMNS,
+        measured=_measured(metrics, inputs),
+        families=_families(inputs.layout, inputs.plans.largest_plan),
+        hot=_hot_units(curves),
+        predictors=predictor_part(inputs),
+        origins=origins(inputs, metrics.provenance),
     )
 
 
 def _cards(metrics: Metrics, device: DeviceProfile) -> list[tuple[str, str]]:
     speed = rate(metrics.modelled_tokens_per_s)
     worse = round(metrics.ppl_ratio - 1, 3) + 0.0  # a sum is never the -0.0 that rounding may give
-    return [
+    found = [
         (show_bytes(metrics.artifact_bytes), "artifact"),
         (f"{show_bytes(metrics.resident_bytes)} / {show_bytes(metrics.budget_bytes)}", "fixed in DRAM / DRAM budget"),
         (show_bytes(metrics.flash_bytes_per_token), "read from flash per token"),
@@ -101,12 +98,10 @@ def _cards(metrics: Metrics, device: DeviceProfile) -> list[tuple[str, str]]:
                 f"tokens/s simulated on {device.title}; ± is how far such figures were off on measured machines",
             )
         ),
-        *(
-            []
-            if metrics.gain_over_dense is None
-            else [(f"{metrics.gain_over_dense:.2f} ×", "the speed of a dense run")]
-        ),
     ]
+    if metrics.gain_over_dense is not None:
+        found.append((f"{metrics.gain_over_dense:.2f} ×", "the speed of a dense run"))
+    return found
 
 
 def _verdicts(metrics: Metrics, inputs: ChartInputs) -> list[str]:
@@ -209,17 +204,16 @@ def _held_against_the_source(found: Verification) -> list[tuple[str, str, str]]:
 
 def _measured(metrics: Metrics, inputs: ChartInputs) -> list[tuple[str, str, str]]:
     found, layout = inputs.verification, inputs.layout
-    run = found.run
+    run, simulation = found.run, "equal" if found.simulated_equals_real else "different"
     used = (run.hits + run.misses) / run.num_tokens / sum(section.num_units for section in layout.sections)
     amplification = f"{run.read_bytes / run.used_bytes:.2f}" if run.used_bytes else "no reads"
+    reads = "no reads"
+    if run.reads:
+        reads = f"{run.reads / run.num_tokens:.1f} reads of {show_bytes(run.read_bytes / run.reads)} on average"
     return [
         *_held_against_the_source(found),
         ("largest dense logit error", f"{found.max_logit_error:.2e}", "of the largest logit: what the format costs"),
-        (
-            "simulation",
-            "equal" if found.simulated_equals_real else "different",
-            "hits, misses, evictions, reads and bytes",
-        ),
+        ("simulation", simulation, "hits, misses, evictions, reads and bytes"),
         ("units used", f"{100 * used:.1f} %", "of all units, per token: found in DRAM or read"),
         (
             "simulated on the device",
@@ -228,7 +222,7 @@ def _measured(metrics: Metrics, inputs: ChartInputs) -> list[tuple[str, str, str
             f"{1000 * run.modelled_dram_s / run.num_tokens:.3f} ms of computing and copying, a request's at once; "
             f"computing by {basis(inputs.device)}",
         ),
-        ("flash per token", show_bytes(metrics.flash_bytes_per_token), _reads_note(run)),
+        ("flash per token", show_bytes(metrics.flash_bytes_per_token), reads),
         ("read amplification", amplification, "bytes moved over bytes of units that were needed"),
         (
             "waiting for flash",
@@ -257,12 +251,6 @@ def _drafts_row(found: PlanDrafts) -> tuple[str, str, str]:
     )
 
 
-def _reads_note(run: RunMetrics) -> str:
-    if not run.reads:
-        return "no reads"
-    return f"{run.reads / run.num_tokens:.1f} reads of {show_bytes(run.read_bytes / run.reads)} on average"
-
-
 def _families(layout: Layout, plan: Plan) -> list[dict[str, Any]]:
     rows: dict[FamilyName, dict[str, Any]] = {}
     densities: dict[FamilyName, list[float]] = defaultdict(list)
@@ -283,13 +271,10 @@ def _hot_units(curves: tuple[FrequencyCurve, ...]) -> dict[FamilyName, float]:
     return {family: float(np.mean(values)) for family, values in found.items()}
 
 
-FOLDER = Path(__file__).parent
-
-
 def environment(*folders: Path) -> jinja2.Environment:
     """Returns where templates are found: in `folders`, and among the report's own."""
     found = jinja2.Environment(
-        loader=jinja2.FileSystemLoader([*folders, FOLDER]),
+        loader=jinja2.FileSystemLoader([*folders, Path(__file__).parent]),
         undefined=jinja2.StrictUndefined,
         autoescape=True,
         finalize=shown,
@@ -319,18 +304,12 @@ def origins(inputs: ChartInputs, made_by: Provenance) -> list[tuple[str, str]]:
         ("order", ", ".join(sorted(heuristics))),
         ("placement", f"{inputs.placement.solver}, within {100 * inputs.placement.gap:.2f} % of the optimum"),
         ("collapse gap", f"{inputs.plans.largest_plan.collapse_gap_bytes} bytes"),
-        *made_with(made_by),
-        ("device", inputs.device.title),
-        *figures_of(inputs.device),
-    ]
-
-
-def made_with(made_by: Provenance) -> list[tuple[str, str]]:
-    return [
         ("compiler", f"coldpress {made_by.compiler_version}"),
         ("commit", _commit(made_by)),
         ("Python", made_by.python_version),
         ("libraries", ", ".join(f"{name} {version}" for name, version in sorted(made_by.libraries.items()))),
+        ("device", inputs.device.title),
+        *figures_of(inputs.device),
     ]
 
 

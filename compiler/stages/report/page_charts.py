@@ -4,6 +4,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -212,13 +213,11 @@ def _experts_chart(curve: ExpertCurve, inputs: ChartInputs) -> Chart:
 def _order_chart(inputs: ChartInputs) -> Chart:
     entries = [entry for part in inputs.order for entry in part.entries]
     before = structural_adjacency(inputs.activations, inputs.sparsity)
-    series: dict[str, dict[int, float]] = {}
+    series: dict[str, dict[int, float]] = defaultdict(dict)
     for entry in entries:
-        if (entry.layer, entry.family) in before:
-            series.setdefault(f"{entry.family} as ordered", {})[entry.layer] = entry.adjacent_coactivation
-            series.setdefault(f"{entry.family} in the model's order", {})[entry.layer] = before[
-                entry.layer, entry.family
-            ]
+        if (own := before.get((entry.layer, entry.family))) is not None:
+            series[f"{entry.family} as ordered"][entry.layer] = entry.adjacent_coactivation
+            series[f"{entry.family} in the model's order"][entry.layer] = own
     caption = "Share of activations whose flash neighbour is active on the same token, so that one read serves both."
     return Chart("Order on flash", charts.lines("adjacent activations", series), caption)
 
@@ -261,49 +260,31 @@ def _pinned_chart(placement: Placement) -> Chart:
     return Chart("Pinned or cached", charts.line("pinned, %", "flash time per token, ms", seconds), caption)
 
 
-PREDICTOR_COLUMNS = (
-    "layer",
-    "rank",
-    "parameters",
-    "bytes",
-    "active",
-    "recall",
-    "precision",
-    "predicted / active",
-    "output cosine",
-)
-
-
-@dataclass(frozen=True)
-class PredictorPart:
-    sentence: str
-    columns: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    """One row per layer that has a predictor."""
-    charts: tuple[Chart, ...]
-
-
-def predictor_part(inputs: ChartInputs) -> PredictorPart | None:
+def predictor_part(inputs: ChartInputs) -> dict[str, Any] | None:
+    """Returns the page's part about predictors: a sentence, the columns and rows of a table of layers, and charts."""
     found = inputs.predictors
     if found is None or not found.layers:
         return None
-    drawn = (_quality_chart(found.layers), *([_bytes_chart(found)] if len(found.tried) > 1 else []))
-    return PredictorPart(_costs(inputs, found), PREDICTOR_COLUMNS, tuple(map(_row, found.layers)), drawn)
-
-
-def decode_share(inputs: ChartInputs) -> float:
-    run, predictors = inputs.verification.run, inputs.predictors
-    token_s = run.modelled_s / run.num_tokens
-    scored = scored_bytes(inputs.model.spec, predictors.layers if predictors else ())
-    return dense_seconds(inputs.device, scored) / token_s
+    return {
+        "sentence": _costs(inputs, found),
+        "columns": (
+            *("layer", "rank", "parameters", "bytes", "active", "recall", "precision"),
+            *("predicted / active", "output cosine"),
+        ),
+        "rows": list(map(_row, found.layers)),
+        "charts": [_quality_chart(found.layers), *([_bytes_chart(found)] if len(found.tried) > 1 else [])],
+    }
 
 
 def _costs(inputs: ChartInputs, found: Predictors) -> str:
     count = sum(entry.num_parameters for entry in found.layers)
     stored = sum(entry.nbytes for entry in found.layers)
+    run = inputs.verification.run
+    decode_s = dense_seconds(inputs.device, scored_bytes(inputs.model.spec, found.layers))
+    share = decode_s / (run.modelled_s / run.num_tokens)
     return (
         f"{count:,} parameters in {show_bytes(stored)}, {100 * count / inputs.model.num_parameters:.1f} % of the "
-        f"model's; computing with them takes {100 * decode_share(inputs):.1f} % of a token's simulated time. Recall, "
+        f"model's; computing with them takes {100 * share:.1f} % of a token's simulated time. Recall, "
         "precision and densities are of calibration tokens held out from training and from every choice; the cosine "
         "compares the MLP's output with and without the units that were not predicted, on validation text."
     )
