@@ -19,6 +19,7 @@ import numpy as np
 
 from coldpress.compiler.llama_cpp.architectures import LlamaCppArchitecture
 from coldpress.compiler.llama_cpp.formats import formats, type_of
+from coldpress.compiler.llama_cpp.names import counts_from_one
 from coldpress.compiler.llama_cpp.splits import DIGIT, GPT2, SPLITS
 from coldpress.compiler.stages.export import _llama_cpp
 from coldpress.compiler.stages.export._stored import StoredModel, StoredTensor
@@ -167,10 +168,10 @@ def _encoded(model: StoredModel, tensor: Planned, role: str) -> np.ndarray:
         return np.ascontiguousarray(_llama_cpp.neighbours(model.codes(role), tensor.rotated_heads))
     values = _llama_cpp.neighbours(model.values(role), tensor.rotated_heads)
     if tensor.type == "F32":
-        return np.ascontiguousarray(_llama_cpp.norm_weights(model.spec, role, values), "<f4")
-    return plugins.load("coldpress.runtime.quantization", Format, formats()[tensor.type]).encode(
-        np.ascontiguousarray(values)
-    )
+        values = values + np.float32(1) if counts_from_one(model.spec, role) else values
+        return np.ascontiguousarray(values, "<f4")
+    codec = plugins.load("coldpress.runtime.quantization", Format, formats()[tensor.type])
+    return codec.encode(np.ascontiguousarray(values))
 
 
 def add_vocabulary(writer: gguf.GGUFWriter, artifact: Artifact) -> None:

@@ -110,8 +110,10 @@ def _check_extensions(found: LlamaCppArchitecture, spec: ModelSpec) -> None:
     lacking += [f"residual {spec.residual}"] * (spec.residual not in found.residuals)
     lacking += ["layer_rotary"] * (bool(spec.layer_rotary) and spec.layer_rotary != _rotations(found, spec))
     lacking += ["windows in other layers"] * (found.windows and _window_pattern(found, spec) is None)
-    if found.windows and not np.isclose(spec.attention_scale or spec.head_dim**-0.5, _gemma_scale(found, spec)):
-        lacking.append("attention_scale")
+    if found.windows:
+        is_largest = spec.num_hidden_layers == LARGEST_GEMMA[found.name]
+        width = spec.hidden_size // spec.num_attention_heads if is_largest else spec.head_dim
+        lacking += ["attention_scale"] * (not np.isclose(spec.attention_scale or spec.head_dim**-0.5, width**-0.5))
     if found.name == "gemma2":
         caps = {"attention_softcap": spec.attention_softcap, "logits_softcap": spec.logits_softcap}
         lacking += [f"lack of {name}" for name, value in caps.items() if value is None]
@@ -120,11 +122,6 @@ def _check_extensions(found: LlamaCppArchitecture, spec: ModelSpec) -> None:
             f"llama.cpp's architecture '{found.name}' does not compute this model's {lacking[0]}; it would write other "
             "text, so the model cannot be exported"
         )
-
-
-def _gemma_scale(found: LlamaCppArchitecture, spec: ModelSpec) -> float:
-    is_largest = spec.num_hidden_layers == LARGEST_GEMMA[found.name]
-    return (spec.hidden_size // spec.num_attention_heads if is_largest else spec.head_dim) ** -0.5
 
 
 def _rotations(found: LlamaCppArchitecture, spec: ModelSpec) -> tuple[str, ...]:
@@ -188,15 +185,12 @@ def roles(model: StoredModel, architecture: LlamaCppArchitecture) -> list[tuple[
     tensors: dict[tuple[int, str], list[tuple[int, str]]] = {}
     for number, role in enumerate(model.tensors):
         if role not in FREQUENCIES.values():
-            layer, *module = role.split(".")[1:] if role.startswith("layers.") else ("-1", role)
-            *before, name, kind = _without_expert(module) if layer != "-1" else role.split(".")
+            parts = role.split(".")
+            layer, module = (int(parts[1]), parts[2:]) if parts[0] == "layers" else (-1, parts)
+            *before, name, kind = module[2:] if module[0] == "experts" else module
             name, place = joined.get(name, (name, number))
-            tensors.setdefault((int(layer), ".".join((*before, name, kind))), []).append((place, role))
+            tensors.setdefault((layer, ".".join((*before, name, kind))), []).append((place, role))
     return [tuple(role for _, role in sorted(tensors[key])) for key in sorted(tensors)]
-
-
-def _without_expert(module: list[str]) -> list[str]:
-    return module[2:] if module[0] == "experts" else module
 
 
 def tensor_name(architecture: LlamaCppArchitecture, role: str) -> str:
@@ -221,11 +215,6 @@ def neighbours(rows: np.ndarray, heads: int) -> np.ndarray:
     return halves.swapaxes(1, 2).reshape(rows.shape)
 
 
-def norm_weights(spec: ModelSpec, role: str, values: np.ndarray) -> np.ndarray:
-    """Returns a norm's weights for llama.cpp: plus 1 where the model stores the difference from 1."""
-    return values + np.float32(1) if names.counts_from_one(spec, role) else values
-
-
 def add_shape(writer: gguf.GGUFWriter, model: StoredModel) -> None:
     """Adds the sizes and constants that llama.cpp reads; the context ends at a sliding window where it ignores it."""
     spec, architecture = model.spec, architecture_of(model.spec)
@@ -238,8 +227,12 @@ def add_shape(writer: gguf.GGUFWriter, model: StoredModel) -> None:
     if spec.is_mixture:
         _add_experts(writer, spec, architecture)
     writer.add_head_count(spec.num_attention_heads)
-    if spec.is_latent:
-        _add_latents(writer, spec)
+    if spec.is_latent:  # a key and a value for each head, as the matrix that makes them has
+        writer.add_head_count_kv(spec.num_attention_heads)
+        writer.add_key_length(spec.qk_nope_head_dim + spec.rotary_dim)
+        writer.add_value_length(spec.v_head_dim)
+        writer.add_kv_lora_rank(spec.kv_lora_rank)
+        writer.add_q_lora_rank(spec.q_lora_rank)
     else:
         writer.add_head_count_kv(spec.num_key_value_heads)
         writer.add_key_length(spec.head_dim)
@@ -250,15 +243,6 @@ def add_shape(writer: gguf.GGUFWriter, model: StoredModel) -> None:
         writer.add_layer_norm_eps(spec.norm_eps)
     _add_rotation(writer, model, architecture)
     _add_extensions(writer, model, architecture)
-
-
-def _add_latents(writer: gguf.GGUFWriter, spec: ModelSpec) -> None:
-    """Adds the sizes of latent attention, with a key and a value for each head, as the matrix that makes them has."""
-    writer.add_head_count_kv(spec.num_attention_heads)
-    writer.add_key_length(spec.qk_nope_head_dim + spec.rotary_dim)
-    writer.add_value_length(spec.v_head_dim)
-    writer.add_kv_lora_rank(spec.kv_lora_rank)
-    writer.add_q_lora_rank(spec.q_lora_rank)
 
 
 def _add_rotation(writer: gguf.GGUFWriter, model: StoredModel, architecture: LlamaCppArchitecture) -> None:

@@ -5,14 +5,14 @@ units among those of others. The files are mapped, not loaded; their digests are
 """
 
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 
 import numpy as np
+from safetensors import safe_open
 
 from coldpress.compiler.io import checked_file
 from coldpress.runtime import plugins
-from coldpress.runtime.artifact import contents, tensor_files
+from coldpress.runtime.artifact import contents
 from coldpress.runtime.artifact.reader import Artifact
 from coldpress.runtime.quantization import Format
 from coldpress.schemas.families import FormatName, Slice, slice_formats, slice_shape
@@ -54,8 +54,11 @@ class StoredModel:
         Raises:
             ColdpressError: if a file's content does not match the manifest.
         """
-        self.artifact, self.spec = artifact, artifact.manifest.model
-        self._files = {name: self._mapped(name) for name in (FLASH_FILE, RESIDENT_FILE)}
+        self.artifact, self.spec, folder = artifact, artifact.manifest.model, Path(artifact.path)
+        for name in (FLASH_FILE, RESIDENT_FILE):
+            checked_file(folder / name, artifact.entry(name).sha256, f"{folder}/{MANIFEST_FILE}")
+        self._flash = np.memmap(folder / FLASH_FILE, np.uint8, "r")
+        self._resident = safe_open(folder / RESIDENT_FILE, framework="numpy")
         self._places: dict[str, _Place] = {}
         self.tensors = {
             tensor.role: StoredTensor(tensor.role, tuple(tensor.shape), tensor.format)
@@ -66,11 +69,6 @@ class StoredModel:
         self._tables = {table.role: table for table in artifact.manifest.flash.tables}
         for role, table in self._tables.items():
             self.tensors[role] = StoredTensor(role, role_shape(self.spec, role), table.format)
-
-    def _mapped(self, name: str) -> np.ndarray:
-        path = Path(self.artifact.path) / name
-        checked_file(path, self.artifact.entry(name).sha256, f"{self.artifact.path}/{MANIFEST_FILE}")
-        return np.memmap(path, np.uint8, "r")
 
     def _find(self, section: Section) -> None:
         family = next(entry for entry in self.artifact.manifest.families if entry.family == section.family)
@@ -89,31 +87,19 @@ class StoredModel:
                     self._places[role] = _Place(section, layer, piece, units, start, stop)
                 start = stop
 
-    @cached_property
-    def _resident(self) -> dict[str, np.ndarray]:
-        entry, opened = self.artifact.entry(RESIDENT_FILE), self.artifact.open(RESIDENT_FILE)
-        with open(opened, "rb") as file:
-            header = tensor_files.read_header(file.fileno(), RESIDENT_FILE, entry.size_bytes)
-        buffer = self._files[RESIDENT_FILE]
-        return {
-            tensor.name: np.ndarray(tensor.shape, tensor_files.numpy_dtype(tensor), buffer, tensor.start_bytes)
-            for tensor in header.tensors
-        }
-
     def codes(self, role: str) -> np.ndarray:
         """Returns a tensor as stored: codes uint8 [slices, slice_bytes], slice i being row or column i, or float32."""
         if role in self._tables:
             table = self._tables[role]
-            shape = table.num_rows, table.row_bytes
-            return np.ndarray(shape, np.uint8, self._files[FLASH_FILE], table.offset_bytes)
+            return np.ndarray((table.num_rows, table.row_bytes), np.uint8, self._flash, table.offset_bytes)
         if role not in self._places:
-            return self._resident[role]
+            return self._resident.get_tensor(role)
         place = self._places[role]
         section, wanted = place.section, place.units
         units = np.ndarray(
             (section.num_units, section.unit_bytes),
             np.uint8,
-            self._files[FLASH_FILE],
+            self._flash,
             section.part_offset_bytes(place.layer),
             (section.stride_bytes, 1),
         )
@@ -131,7 +117,6 @@ class StoredModel:
         if tensor.format is None:
             return codes
         length = tensor.shape[0] if tensor.by_column else tensor.shape[-1]
-        found = plugins.load("coldpress.runtime.quantization", Format, tensor.format).decode(
-            np.ascontiguousarray(codes), length
-        )
+        codec = plugins.load("coldpress.runtime.quantization", Format, tensor.format)
+        found = codec.decode(np.ascontiguousarray(codes), length)
         return found.T if tensor.by_column else found

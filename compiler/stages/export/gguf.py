@@ -50,9 +50,8 @@ class Plugin(Target[Options]):
         _llama_cpp.architecture_of(spec)
 
     def write(self, model: StoredModel, options: Options, path: Path) -> list[str]:
-        from coldpress.compiler.stages.export import (
-            _gguf_file,  # imported late: it loads the package gguf, which is not needed for the options
-        )
+        # late, since it loads the package gguf, which the options do not need
+        from coldpress.compiler.stages.export import _gguf_file
 
         return _gguf_file.write(model, options, path)
 
