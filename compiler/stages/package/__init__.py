@@ -13,23 +13,25 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 from pydantic import Field
 
 from coldpress.compiler.cost_model import unit_bytes
 from coldpress.compiler.provenance import provenance
 from coldpress.compiler.publishing import point, publishing, standing
 from coldpress.compiler.stages.package.documents import DocumentInputs, input_digests, write_documents
-from coldpress.compiler.stages.package.flash import PageChecksums, write_flash
-from coldpress.compiler.stages.package.hashing import BLOCK_BYTES, Written
+from coldpress.compiler.stages.package.flash import write_flash
+from coldpress.compiler.stages.package.hashing import Written
 from coldpress.compiler.stages.package.joined import (
     check_predictors,
     join_codes,
-    join_orders,
     predictors_to_write,
     resident_to_write,
     tables_to_write,
+    unit_orders,
     write_tensors,
 )
+from coldpress.runtime import _native
 from coldpress.runtime.artifact.reader import open_artifact
 from coldpress.schemas import __version__
 from coldpress.schemas.base import Record
@@ -155,21 +157,23 @@ def _check_room(target: Path, needed_bytes: int) -> None:
 
 def _write(folder: Path, target: Path, inputs: DocumentInputs, draft: Path | None) -> Package:
     written = Written(folder)
-    orders = join_orders(inputs.order)
-    page_crc32c = PageChecksums(inputs.layout.page_bytes)
+    order_of, page_crc32c = unit_orders(inputs.order), list[np.ndarray]()
+
+    def add_checksums(block: np.ndarray) -> None:  # whole pages in every block but the last
+        page_crc32c.append(_native.crc32c_pages(block, inputs.layout.page_bytes))
+
     with ThreadPoolExecutor(1) as beside:  # one SHA-256 cannot use two cores, two files can
         tensors = beside.submit(_write_tensors, written, inputs)
-        with written.new(FLASH_FILE, page_crc32c) as file:
-            write_flash(file, inputs.layout, inputs.codes.units, orders.order, inputs.codes.rows)
+        with written.new(FLASH_FILE, add_checksums) as file:
+            write_flash(file, inputs.layout, inputs.codes.units, order_of, inputs.codes.rows)
         tensors.result()
+    checksums = np.concatenate(page_crc32c)
     with written.new(TABLES_FILE) as file:
-        tables = tables_to_write(
-            inputs.layout, inputs.plans, orders, inputs.placement, inputs.sparsity, page_crc32c.values
-        )
+        tables = tables_to_write(inputs.layout, inputs.plans, order_of, inputs.placement, inputs.sparsity, checksums)
         write_tensors(file, tables)
     if draft is not None:
         for file in sorted(path for path in draft.rglob("*") if path.is_file()):
-            _copy(file, written, f"{DRAFT_FOLDER}/{file.relative_to(draft).as_posix()}")
+            written.copy(file, f"{DRAFT_FOLDER}/{file.relative_to(draft).as_posix()}")
     digests = input_digests(inputs)
     write_documents(written, inputs, digests)
     manifest = seal(make_manifest(inputs, written, digests).to_json()).encode()
@@ -184,12 +188,6 @@ def _write(folder: Path, target: Path, inputs: DocumentInputs, draft: Path | Non
         predictor_bytes=plan.predictor_bytes,
         provenance=provenance(),
     )
-
-
-def _copy(file: Path, written: Written, name: str) -> None:
-    with open(file, "rb") as source, written.new(name) as copy:
-        while block := source.read(BLOCK_BYTES):
-            copy.write(block)
 
 
 def _write_tensors(written: Written, inputs: DocumentInputs) -> None:

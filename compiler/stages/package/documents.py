@@ -3,7 +3,6 @@ depend on the records and on file contents alone: on no time, host or path."""
 
 import hashlib
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,7 +39,6 @@ TOKENIZER_FILES = (
     "tokenizer_config.json",
     "vocab.json",
 )
-BLOCK_BYTES = 1 << 20
 PROVENANCE_FILE = "provenance/build.json"
 
 
@@ -83,31 +81,21 @@ def _without_paths(sparsity: Sparsity) -> dict[str, Any]:
 
 def write_documents(written: Written, inputs: DocumentInputs, digests: dict[str, str]) -> None:
     """Writes tokenizer, licences, curves, experts, provenance, README.md; flash.img and resident.safetensors exist."""
-    _copy_from_model(written, inputs.model)
-    if inputs.curves is not None:
-        _write_curves(written, inputs.curves)
+    # the files that `ingest` took, and nothing else from any folder
+    for file in inputs.model.private_files:
+        if file.name in TOKENIZER_FILES:
+            written.add(f"tokenizer/{file.name}", _content(inputs.model, file))
+    for file in inputs.model.license_files:
+        written.add(file.name, _content(inputs.model, file))
+    if (curves := inputs.curves) is not None:
+        written.copy(checked_path(curves.trace), TRACE_FILE)
+        beside = curves.trace.model_copy(update={"array_file": TRACE_FILE})
+        written.add(CURVES_FILE, curves.model_copy(update={"trace": beside}).to_json().encode())
     if inputs.plans.experts is not None:
         written.add(EXPERTS_FILE, inputs.plans.experts.to_json().encode())
     provenance = json.dumps(_provenance(inputs, digests), indent=2, sort_keys=True, ensure_ascii=False) + "\n"
     written.add(PROVENANCE_FILE, provenance.encode())
     written.add("README.md", _card(written, inputs).encode())
-
-
-def _copy_from_model(written: Written, model: Model) -> None:
-    """Copies the tokenizer and licence texts that `ingest` took, and nothing else from any folder."""
-    for file in model.private_files:
-        if file.name in TOKENIZER_FILES:
-            written.add(f"tokenizer/{file.name}", _content(model, file))
-    for file in model.license_files:
-        written.add(file.name, _content(model, file))
-
-
-def _write_curves(written: Written, curves: Curves) -> None:
-    with checked_path(curves.trace).open("rb") as trace, written.new(TRACE_FILE) as file:
-        while block := trace.read(BLOCK_BYTES):
-            file.write(block)
-    beside = curves.trace.model_copy(update={"array_file": TRACE_FILE})
-    written.add(CURVES_FILE, curves.model_copy(update={"trace": beside}).to_json().encode())
 
 
 def _content(model: Model, file: SourceFile) -> bytes:
@@ -116,7 +104,9 @@ def _content(model: Model, file: SourceFile) -> bytes:
 
 def _provenance(inputs: DocumentInputs, digests: dict[str, str]) -> dict[str, object]:
     entries = [entry for part in inputs.order for entry in part.entries]
-    placement = inputs.placement
+    of_placement = ("solver", "objective", "gap", "pinned_bytes")
+    of_order = ("layer", "num_layers", "family", "heuristic", "adjacent_coactivation")
+    of_predictor = ("layer", "rank", "recall", "precision", "predicted_density")
     return {
         "compiler": {"name": "coldpress", "version": __version__},
         "inputs": digests,
@@ -125,31 +115,19 @@ def _provenance(inputs: DocumentInputs, digests: dict[str, str]) -> dict[str, ob
         "source_files": [file.model_dump() for file in inputs.model.files],
         "sparsity": _without_paths(inputs.sparsity),
         "quantization": {"algorithm": inputs.codes.algorithm, "format": inputs.sparsity.format},
-        "placement": {
-            "solver": placement.solver,
-            "objective": placement.objective,
-            "gap": placement.gap,
-            "pinned_bytes": placement.pinned_bytes,
-        },
+        "placement": {key: getattr(inputs.placement, key) for key in of_placement},
         "order": [
-            {
-                "layer": entry.layer,
-                "num_layers": entry.num_layers,
-                "family": entry.family,
-                "heuristic": entry.heuristic,
-                "adjacent_coactivation": entry.adjacent_coactivation,
-            }
+            {key: getattr(entry, key) for key in of_order}
             for entry in sorted(entries, key=lambda entry: (entry.layer, entry.family))
         ],
-        "predictors": [
-            {key: getattr(entry, key) for key in ("layer", "rank", "recall", "precision", "predicted_density")}
-            for entry in inputs.predictors
-        ],
+        "predictors": [{key: getattr(entry, key) for key in of_predictor} for entry in inputs.predictors],
     }
 
 
 def _card(written: Written, inputs: DocumentInputs) -> str:
     plan = inputs.plans.largest_plan
+    predicted = [layer.predicted_density for layer in inputs.predictors]  # predictors choose more than active units
+    densities = [(entry.family, predicted or entry.per_layer) for entry in inputs.sparsity.densities]
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
         undefined=jinja2.StrictUndefined,
@@ -171,17 +149,10 @@ def _card(written: Written, inputs: DocumentInputs) -> str:
         flash_bytes=written.size_bytes(FLASH_FILE),
         resident_bytes=written.size_bytes(RESIDENT_FILE),
         num_pinned=sum(part.num_pinned for part in plan.parts),
-        densities=[(family, sum(used) / len(used), min(used), max(used)) for family, used in _used(inputs)],
+        densities=[(family, sum(used) / len(used), min(used), max(used)) for family, used in densities],
     )
 
 
 def _cell(value: Any) -> Any:
     """Makes a value safe for a table cell of the card: untrusted text on one line, of visible characters."""
     return printable(value).replace("|", "\\|").replace("<", "&lt;") if type(value) is str else value
-
-
-def _used(inputs: DocumentInputs) -> Iterator[tuple[str, list[float]]]:
-    """Yields the used share of each family's units by layer; predictors choose more than the active units."""
-    for entry in inputs.sparsity.densities:
-        predicted = [layer.predicted_density for layer in inputs.predictors]
-        yield entry.family, predicted or list(entry.per_layer)

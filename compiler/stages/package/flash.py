@@ -1,7 +1,6 @@
 """Writes flash.img, section by section: units gathered from natural order into flash order, dense, then zero padding.
 
 Units are copied once, from the page cache into the block to write; while one section is gathered, the next one is read.
-Each page's CRC32C is computed from the bytes as they are written.
 """
 
 import logging
@@ -12,27 +11,10 @@ import numpy as np
 
 from coldpress.compiler.stages.package.hashing import HashingFile
 from coldpress.compiler.stages.package.mapped import MappedArray
-from coldpress.runtime import _native
 from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.layout import SECTION_ALIGN_BYTES, Layout, RowTable, Section
 
 logger = logging.getLogger(__name__)
-
-
-class PageChecksums:
-    def __init__(self, page_bytes: int) -> None:
-        """`page_bytes` divides every block but the last."""
-        self._page_bytes = page_bytes
-        self._parts: list[np.ndarray] = []
-
-    def __call__(self, block: np.ndarray) -> None:
-        """Adds the next block, uint8 [n]."""
-        self._parts.append(_native.crc32c_pages(block, self._page_bytes))
-
-    @property
-    def values(self) -> np.ndarray:
-        """Returns uint32 [num_pages]."""
-        return np.concatenate(self._parts)
 
 
 def write_flash(

@@ -9,6 +9,7 @@ digest is computed front to back, so one core's SHA-256 bounds one file; files a
 import errno
 import hashlib
 import os
+import shutil
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -161,6 +162,10 @@ class Written:
     def add(self, name: str, data: bytes) -> None:
         with self.new(name) as file:
             file.write(data)
+
+    def copy(self, source: Path, name: str) -> None:
+        with source.open("rb") as opened, self.new(name) as file:
+            shutil.copyfileobj(opened, file, BLOCK_BYTES)
 
     def size_bytes(self, name: str) -> int:
         return next(file.size_bytes for file in self.files if file.path == name)

@@ -22,7 +22,7 @@ from coldpress.schemas.base import ArrayFile
 from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.layout import Layout, RowTable, Section
 from coldpress.schemas.model import Model, rows_on_flash
-from coldpress.schemas.order import FamilyOrder, Order
+from coldpress.schemas.order import Order
 from coldpress.schemas.placement import Placement
 from coldpress.schemas.plans import Plans
 from coldpress.schemas.predictors import LayerPredictor, Predictors
@@ -127,26 +127,22 @@ def _stored(tensor: ResidentTensor, source: ArrayFile, name: str) -> TensorToWri
     return TensorToWrite(tensor.role, "uint8", (int(np.prod(tensor.shape[:-1])), row_bytes), mapped)
 
 
-@dataclass(frozen=True)
-class UnitOrders:
-    entries: dict[tuple[int, str], FamilyOrder]
-    """Orders by first layer and family."""
+def unit_orders(parts: tuple[Order, ...]) -> Callable[[Section], np.ndarray]:
+    """Returns a function that gives the unit at each flash position of a section, int32 [num_units].
 
-    def order(self, section: Section) -> np.ndarray:
-        """Returns the unit at each flash position, int32 [num_units].
+    Raises (the function):
+        ColdpressError: if no record orders the section.
+    """
+    entries = {(entry.layer, entry.family): entry for part in parts for entry in part.entries}
 
-        Raises:
-            ColdpressError: if no record orders this section.
-        """
-        entry = self.entries.get((section.first_layer, section.family))
+    def order_of(section: Section) -> np.ndarray:
+        entry = entries.get((section.first_layer, section.family))
         if entry is None or entry.num_layers != len(section.layers):
             found = f"one for {entry.num_layers} layers from there" if entry else "none"
             raise ColdpressError(f"no order for {section.name}, found {found}; give one record per chunk of layers")
         return load_arrays(entry.arrays, "order")["order"].astype(np.int32)
 
-
-def join_orders(parts: tuple[Order, ...]) -> UnitOrders:
-    return UnitOrders({(entry.layer, entry.family): entry for part in parts for entry in part.entries})
+    return order_of
 
 
 def rank(placement: Placement, layer: int, section: Section) -> np.ndarray:
@@ -166,11 +162,16 @@ def rank(placement: Placement, layer: int, section: Section) -> np.ndarray:
 
 
 def tables_to_write(
-    layout: Layout, plans: Plans, orders: UnitOrders, placement: Placement, sparsity: Sparsity, page_crc32c: np.ndarray
+    layout: Layout,
+    plans: Plans,
+    order_of: Callable[[Section], np.ndarray],
+    placement: Placement,
+    sparsity: Sparsity,
+    page_crc32c: np.ndarray,
 ) -> Iterator[TensorToWrite]:
     yield of_array("page_crc32c", page_crc32c)
     for section in layout.sections:
-        yield of_array(f"order.{section.first_layer}.{section.family}", orders.order(section))
+        yield of_array(f"order.{section.first_layer}.{section.family}", order_of(section))
         for layer in section.layers:
             yield of_array(f"rank.{layer}.{section.family}", rank(placement, layer, section))
     for index, (plan, decision) in enumerate(zip(plans.plans, sparsity.decisions, strict=True)):

@@ -18,7 +18,7 @@ import numpy as np
 
 from coldpress.compiler.checkpoint.headers import read_header
 from coldpress.compiler.io import checked_path, deletion, naming
-from coldpress.runtime.artifact.tensor_files import TensorEntry, numpy_dtype
+from coldpress.runtime.artifact.tensor_files import numpy_dtype
 from coldpress.schemas.base import ArrayFile
 from coldpress.schemas.errors import CheckpointError, ColdpressError
 
@@ -36,18 +36,33 @@ class MappedArray:
             ColdpressError: if the file is missing or damaged, or lacks the array.
         """
         self._path = Path(source.array_file)
-        self._file = _opened(self._path)
+        try:
+            self._file = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            raise ColdpressError(
+                f"{self._path}: a file of a finished stage cannot be read ({error.strerror}); {self._remedy}"
+            ) from error
         weakref.finalize(self, os.close, self._file)
         with naming(self._path):
             self._size_bytes = os.fstat(self._file).st_size
             checked_path(source)
             if not os.path.samestat(os.fstat(self._file), os.stat(self._path)):
                 raise self._changed()
-            entry = self._entry(name)
+            try:
+                entry = read_header(self._path)[name]
+            except (CheckpointError, KeyError) as error:
+                raise ColdpressError(
+                    f"{self._path}: cannot read the array {name} of a finished stage ({error}); delete the file and "
+                    "rebuild"
+                ) from error
             self._map = mmap.mmap(self._file, self._size_bytes, prot=mmap.PROT_READ)
         values = np.frombuffer(self._map, numpy_dtype(entry), math.prod(entry.shape), entry.start_bytes)
         self._values = values.reshape(entry.shape)
         self._copied_bytes = 0
+
+    @property
+    def _remedy(self) -> str:
+        return f"{deletion(Path(f'{self._path.parent}.json'))}, then build again"
 
     @property
     def values(self) -> np.ndarray:
@@ -78,27 +93,8 @@ class MappedArray:
             self._copied_bytes = 0
         _ = self.values
 
-    def _entry(self, name: str) -> TensorEntry:
-        try:
-            return read_header(self._path)[name]
-        except (CheckpointError, KeyError) as error:
-            raise ColdpressError(
-                f"{self._path}: cannot read the array {name} of a finished stage ({error}); delete the file and rebuild"
-            ) from error
-
     def _changed(self) -> ColdpressError:
         return ColdpressError(
             f"{self._path}: the file has {os.fstat(self._file).st_size} bytes and had {self._size_bytes} when it was "
-            f"checked against its record: another program changes it; end that, "
-            f"{deletion(Path(f'{self._path.parent}.json'))}, then build again"
+            f"checked against its record: another program changes it; end that, {self._remedy}"
         )
-
-
-def _opened(path: Path) -> int:
-    try:
-        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError as error:
-        raise ColdpressError(
-            f"{path}: a file of a finished stage cannot be read ({error.strerror}); "
-            f"{deletion(Path(f'{path.parent}.json'))}, then build again"
-        ) from error
