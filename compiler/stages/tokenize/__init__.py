@@ -7,7 +7,6 @@ if the tokenizer asks for one, as a prompt does.
 
 import logging
 from collections.abc import Iterable
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
@@ -81,7 +80,9 @@ def run(config: TokenizeConfig, model: Model, work: Workspace) -> Corpus:
         ColdpressError: if the corpus is missing or empty, or a split is too short for one block.
     """
     folder = private_folder(model)
-    documents = _read(config, folder)
+    fields = tuple(config.corpus_field.split("+")) if config.corpus_field else ()
+    rows = TextRows(fields, ChatTemplate(folder).render)
+    documents = read_corpus(config.corpus, config.seed, config.corpus_revision, _wanted_chars(config), rows)
     block_tokens = min(config.block_tokens, model.spec.max_position_embeddings)
     tokenizer = SourceTokenizer(folder, model.spec.vocab_size)
     bos = bos_of(folder, model.spec, tokenizer)
@@ -99,12 +100,6 @@ def needs(build: "Build") -> StageNeeds:
     text = 4 * max(MIN_TEXT_CHARS, MAX_CHARS_PER_TOKEN * tokens)
     ram_bytes = build.TORCH_BYTES + build.BLOCK_BYTES + text
     return StageNeeds(stage="tokenize", ram_bytes=ram_bytes, disk_bytes=8 * tokens)
-
-
-def _read(config: TokenizeConfig, folder: Path) -> Documents:
-    fields = tuple(config.corpus_field.split("+")) if config.corpus_field else ()
-    rows = TextRows(fields, ChatTemplate(folder).render)
-    return read_corpus(config.corpus, config.seed, config.corpus_revision, _wanted_chars(config), rows)
 
 
 def _wanted_chars(config: TokenizeConfig) -> int:

@@ -27,7 +27,6 @@ BATCH_ROWS = 32
 READ_BYTES = 1 << 20
 MAX_BATCH_BYTES = 2 << 30
 """Address space for a few rows of parquet, far more than text takes."""
-NO_LIMIT = resource.RLIM_INFINITY
 
 
 def corpus_files(path: Path) -> list[Path]:
@@ -87,8 +86,8 @@ def records(file: Path, text: str, is_cut: bool) -> Iterator[tuple[str, Any]]:
     Raises:
         ColdpressError: at the first record that is not JSON, unless the text was cut there: a cut record is dropped.
     """
-    if _part(file, "text") == "json" and text.lstrip()[:1] == "[":
-        yield from _of_list(file.name, text, is_cut)
+    if _part(file, "text") == "json" and (opening := re.match(r"\s*\[\s*", text)):
+        yield from _of_list(file.name, text, opening.end(), is_cut)
         return
     lines = text.split("\n")
     for number, line in enumerate(lines[:-1] if is_cut else lines, 1):
@@ -146,7 +145,10 @@ def _limited_memory(file: Path) -> Iterator[None]:
 
     before = resource.getrlimit(resource.RLIMIT_AS)
     pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
-    limits = [pages * resource.getpagesize() + MAX_BATCH_BYTES, *(old for old in before if old != NO_LIMIT)]
+    limits = [
+        pages * resource.getpagesize() + MAX_BATCH_BYTES,
+        *(old for old in before if old != resource.RLIM_INFINITY),
+    ]
     resource.setrlimit(resource.RLIMIT_AS, (min(limits), before[1]))
     try:
         yield
@@ -178,10 +180,9 @@ def _read(file: Path, max_bytes: int) -> bytes:
         raise _unreadable(file, error) from error
 
 
-def _of_list(name: str, text: str, is_cut: bool) -> Iterator[tuple[str, Any]]:
-    """Yields the elements of a JSON list one by one: each with its line, and a text that was cut may end early."""
-    decoder, space, behind = json.JSONDecoder(), re.compile(r"\s*"), re.compile(r"\s*([,\]])\s*")
-    position = _end(space, text, text.index("[") + 1)
+def _of_list(name: str, text: str, position: int, is_cut: bool) -> Iterator[tuple[str, Any]]:
+    """Yields the elements of a JSON list, the first at `position`, with their lines; a cut text may end early."""
+    decoder, behind = json.JSONDecoder(), re.compile(r"\s*([,\]])\s*")
     line = 1 + text.count("\n", 0, position)
     if text[position : position + 1] == "]":
         return
@@ -203,11 +204,6 @@ def _of_list(name: str, text: str, is_cut: bool) -> Iterator[tuple[str, Any]]:
             return
         line += text.count("\n", position, found.end())
         position = found.end()
-
-
-def _end(pattern: re.Pattern[str], text: str, start: int) -> int:
-    found = pattern.match(text, start)
-    return found.end() if found else start
 
 
 def _not_json(place: str) -> ColdpressError:

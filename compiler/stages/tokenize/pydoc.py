@@ -6,20 +6,17 @@ in four disjoint splits. A document's split depends on its name alone, so anothe
 slightly different text, does not move a document from one split to another.
 """
 
-from __future__ import annotations
-
 import argparse
 import ast
 import functools
 import hashlib
-import importlib
 import re
 import sys
 import sysconfig
 import warnings
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
-from typing import NamedTuple
 
 SPLITS = ("train", "calibration", "validation", "test")
 
@@ -40,11 +37,8 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
 _CREDITS = re.compile(r"copyright|all rights reserved|\bauthors?\b|written by|contributed by|\w@\w+\.\w", re.IGNORECASE)
 
 
-class Document(NamedTuple):
-    """One topic or one source file: `name` decides the split, `text` is cleaned prose."""
-
-    name: str
-    text: str
+Document = tuple[str, str]
+"""(name, which decides the split, text) of one topic or one source file."""
 
 
 def clean(text: str) -> str:
@@ -52,18 +46,6 @@ def clean(text: str) -> str:
     text = _CONTROL.sub("", text.expandtabs(4))
     text = _UNDERLINE.sub("", text)
     return "\n".join(line.rstrip() for line in text.split("\n")).strip("\n")
-
-
-def topic_texts() -> Iterator[Document]:
-    """Yields the texts behind help('TOPIC'), by name."""
-    topics = importlib.import_module("pydoc_data.topics").topics
-    for name in sorted(topics):
-        yield Document(f"topic:{name}", topics[name])
-
-
-def source_files(root: Path) -> list[Path]:
-    found = [path for path in root.rglob("*.py") if not SKIPPED_FOLDERS.intersection(path.relative_to(root).parts)]
-    return sorted(found, key=lambda path: path.relative_to(root).as_posix())
 
 
 def docstrings(source: bytes) -> Iterator[str]:
@@ -87,13 +69,14 @@ def docstrings(source: bytes) -> Iterator[str]:
 
 def module_texts(root: Path) -> Iterator[Document]:
     """Yields one document per source file that has docstrings."""
-    for path in source_files(root):
-        source = path.read_bytes()
+    found = (path.relative_to(root) for path in root.rglob("*.py"))
+    for path in sorted((path for path in found if not SKIPPED_FOLDERS.intersection(path.parts)), key=Path.as_posix):
+        source = (root / path).read_bytes()
         if b'"""' not in source and b"'''" not in source:
             continue  # skips parsing, which takes most of the time
         text = "\n\n".join(docstrings(source))
         if text:
-            yield Document(f"module:{path.relative_to(root).as_posix()}", text)
+            yield f"module:{path.as_posix()}", text
 
 
 def unique_paragraphs(text: str, seen: set[str]) -> str:
@@ -123,14 +106,15 @@ def split_of(name: str) -> str:
 @functools.lru_cache(maxsize=1)
 def corpus() -> dict[str, tuple[Document, ...]]:
     """Returns every document, cleaned and without repeats, by split."""
-    root = Path(sysconfig.get_path("stdlib"))
+    from pydoc_data.topics import topics  # the texts behind help('TOPIC')
+
     seen: set[str] = set()
     found: dict[str, list[Document]] = {split: [] for split in SPLITS}
-    for origin in (topic_texts(), module_texts(root)):
-        for name, raw in origin:
-            text = unique_paragraphs(raw, seen)
-            if len(text) >= SHORTEST_DOCUMENT_CHARS:
-                found[split_of(name)].append(Document(name, text))
+    by_topic = ((f"topic:{name}", topics[name]) for name in sorted(topics))
+    for name, raw in chain(by_topic, module_texts(Path(sysconfig.get_path("stdlib")))):
+        text = unique_paragraphs(raw, seen)
+        if len(text) >= SHORTEST_DOCUMENT_CHARS:
+            found[split_of(name)].append((name, text))
     return {split: tuple(items) for split, items in found.items()}
 
 
@@ -141,7 +125,7 @@ def named_documents(split: str) -> tuple[Document, ...]:
 
 
 def documents(split: str) -> list[str]:
-    return [item.text for item in named_documents(split)]
+    return [text for _, text in named_documents(split)]
 
 
 def main(argv: list[str] | None = None) -> int:

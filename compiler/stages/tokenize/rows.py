@@ -13,6 +13,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +82,9 @@ class TextRows:
         if HALF_PAIR.search(text):
             raise ColdpressError(f"{place}: the text holds half a surrogate pair, expected whole characters")
         self.layouts["+".join(names)] += 1
-        self._note_task(row, text)
+        task = row.get(TASK_FIELD) if isinstance(row, Mapping) else None
+        if isinstance(task, str) and task.strip() and text not in self.tasks:
+            self.tasks[text] = task.strip()[:MAX_TASK_CHARS]
         return text
 
     def columns(self, place: str, names: Sequence[str]) -> list[str]:
@@ -124,11 +127,6 @@ class TextRows:
                 )
         return GLUE.join(value for value in values.values() if value.strip())
 
-    def _note_task(self, row: Any, text: str) -> None:
-        task = row.get(TASK_FIELD) if isinstance(row, Mapping) else None
-        if isinstance(task, str) and task.strip() and text not in self.tasks:
-            self.tasks[text] = task.strip()[:MAX_TASK_CHARS]
-
 
 def _message(place: str, message: Any) -> dict[str, Any]:
     if isinstance(message, Mapping) and message.get("from") in SPEAKERS and isinstance(message.get("value"), str):
@@ -149,9 +147,12 @@ def _kind(value: Any) -> str:
 
 class ChatTemplate:
     def __init__(self, folder: Path) -> None:
-        """`folder` is the private folder that `ingest` made; the template is read with the first chat."""
+        """`folder` is the private folder that `ingest` made."""
         self._folder = folder
-        self._rendering: Rendering | None = None
+
+    @cached_property
+    def _rendering(self) -> Rendering:
+        return Rendering(read_template(self._folder))
 
     def render(self, messages: list[dict[str, Any]]) -> str:
         """Returns a chat's text.
@@ -159,7 +160,7 @@ class ChatTemplate:
         Raises:
             ColdpressError: if the checkpoint has no template, or it fails, refuses the chat, or reaches a limit.
         """
-        rendering = self._rendering = self._rendering or Rendering(read_template(self._folder))
+        rendering = self._rendering
         try:
             text = rendering.render(messages)
         except LimitError as error:

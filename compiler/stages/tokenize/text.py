@@ -91,7 +91,11 @@ def read_corpus(
 
 
 def _read_files(path: Path, seed: int, rows: TextRows) -> Documents:
-    files = _files(path)
+    files = corpus_files(path)
+    if not files or len(files) > MAX_FILES:
+        found = f"holds {len(files)} files of text" if path.is_dir() else "is no file of text by its name"
+        count = f"1 to {MAX_FILES} files " if path.is_dir() else "a name "
+        raise ColdpressError(f"the corpus {path.name} {found}, expected {count}that ends in {NAMES_IN_WORDS}")
     if all(map(is_plain, files)):
         _refuse_fields(path.name, rows)
     tests = [file for file in files if TEST_NAME.search(file.stem)] if len(files) > 1 else []
@@ -106,15 +110,6 @@ def _refuse_fields(name: str, rows: TextRows) -> None:
             f"corpus_field={'+'.join(rows.fields)} has no meaning for the corpus {name}, which is plain text without "
             "fields; leave it out"
         )
-
-
-def _files(path: Path) -> list[Path]:
-    texts = corpus_files(path)
-    if not texts or len(texts) > MAX_FILES:
-        found = f"holds {len(texts)} files of text" if path.is_dir() else "is no file of text by its name"
-        count = f"1 to {MAX_FILES} files " if path.is_dir() else "a name "
-        raise ColdpressError(f"the corpus {path.name} {found}, expected {count}that ends in {NAMES_IN_WORDS}")
-    return texts
 
 
 def _read_all(files: Sequence[Path], rows: TextRows) -> list[str]:
@@ -150,7 +145,13 @@ def _read_file(file: Path, max_bytes: int, rows: TextRows) -> tuple[list[str], i
 def pieces(text: str) -> list[str]:
     """Cuts a plain text into documents of about `DOCUMENT_CHARS`: whole paragraphs; lines if it has few paragraphs;
     else words. Short texts give smaller documents, so that there are enough to split."""
-    parts, glue = _parts(text)
+    parts, glue = [text], ""
+    # the coarsest parts of which there are enough; blank lines go with the line feed before them, since a part for each
+    # would take seconds and gigabytes
+    for pattern, separator in ((r"\n[ \t\r]*\n\s*", "\n\n"), (r"\n\s*\n|\n", "\n"), (r"\s+", " ")):
+        parts, glue = [part for part in re.split(pattern, text) if part.strip()], separator
+        if len(parts) >= MIN_PIECES:
+            break
     target = min(DOCUMENT_CHARS, len(text) // (2 * MIN_PIECES))
     documents: list[str] = []
     pending: list[str] = []
@@ -162,17 +163,6 @@ def pieces(text: str) -> list[str]:
             documents.append(glue.join(pending))
             pending, size = [], 0
     return [*documents, glue.join(pending)] if pending else documents
-
-
-def _parts(text: str) -> tuple[list[str], str]:
-    """Returns (parts, their separator), cut at the coarsest of paragraph, line and word that gives enough parts."""
-    parts, glue = [text], ""
-    # blank lines go with the line feed before them: a part for each would take seconds and gigabytes
-    for pattern, separator in ((r"\n[ \t\r]*\n\s*", "\n\n"), (r"\n\s*\n|\n", "\n"), (r"\s+", " ")):
-        parts, glue = [part for part in re.split(pattern, text) if part.strip()], separator
-        if len(parts) >= MIN_PIECES:
-            break
-    return parts, glue
 
 
 def _cut(name: str, texts: Sequence[str], tests: Sequence[str], seed: int, tasks: Mapping[str, str]) -> Documents:
@@ -225,10 +215,10 @@ def _read_dataset(corpus: str, revision: str | None, seed: int, wanted_chars: in
     hub_id, _, subset = corpus.partition(":")
     try:
         found = load_dataset(hub_id, subset or None, revision=revision, streaming=True)
-        texts = {
-            str(split): list(_limited(_numbered(f"{corpus}, {split}", part), rows, wanted_chars))
-            for split, part in found.items()
-        }
+        texts: dict[str, list[str]] = {}
+        for split, part in found.items():
+            numbered = ((f"{corpus}, {split}:{number}", row) for number, row in enumerate(part, 1))
+            texts[str(split)] = list(_limited(numbered, rows, wanted_chars))
     except ColdpressError:
         raise
     except Exception as error:  # datasets raises errors of many packages
@@ -240,10 +230,6 @@ def _read_dataset(corpus: str, revision: str | None, seed: int, wanted_chars: in
     tests = texts.pop("test", []) if len(texts) > 1 else []
     others = [text for split in sorted(texts) for text in texts[split]]
     return _cut(hub_id, others, tests, seed, rows.tasks)
-
-
-def _numbered(name: str, found: Iterable[Any]) -> Iterator[tuple[str, Any]]:
-    return ((f"{name}:{number}", row) for number, row in enumerate(found, 1))
 
 
 def _limited(found: Iterable[tuple[str, Any]], rows: TextRows, wanted_chars: int) -> Iterator[str]:
