@@ -72,21 +72,11 @@ OTHERS_MAY_READ = 0o044
 LICENSE_FILES = re.compile(r"LICENSE|LICENCE|NOTICE", re.IGNORECASE)
 LICENSE_NAME = re.compile(r"[A-Za-z0-9_.\-]{0,99}[A-Za-z0-9_\-]")
 FRONT_MATTER_LICENSE = re.compile(r"^license:\s*[\"']?([A-Za-z0-9][A-Za-z0-9.+\-]*)[\"']?\s*$", re.MULTILINE)
-SETTINGS_KEYS = frozenset(
-    [
-        "add_bos_token",
-        "add_eos_token",
-        "add_prefix_space",
-        "chat_template",
-        "clean_up_tokenization_spaces",
-        "legacy",
-        "model_max_length",
-        "padding_side",
-        "tokenizer_class",
-        "use_default_system_prompt",
-    ]
-)
-GENERATION_KEYS = frozenset(("bos_token_id", "eos_token_id"))
+SETTINGS_KEYS = {
+    *("add_bos_token", "add_eos_token", "add_prefix_space", "chat_template", "clean_up_tokenization_spaces"),
+    *("legacy", "model_max_length", "padding_side", "tokenizer_class", "use_default_system_prompt"),
+}
+GENERATION_KEYS = {"bos_token_id", "eos_token_id"}
 SPECIAL_KEYS = re.compile(rf"\w{{1,100}}_token|{'|'.join((DECODER, *EXTRA))}")
 BELIEVED = (GENERATION, SETTINGS, SPECIAL_TOKENS)
 """Settings files that a checkpoint may have; only some of their keys are copied."""
@@ -133,21 +123,17 @@ def run(config: IngestConfig, work: Workspace) -> Model:
         CheckpointError: naming file and tensor or key, what was found and what was expected.
     """
     with TemporaryDirectory() as translated:
-        return _ingested(config, work, Path(translated))
-
-
-def _ingested(config: IngestConfig, work: Workspace, translated: Path) -> Model:
-    given, hub_id, gguf = _resolve(config, translated)
-    folder = given if gguf else converted(given)
-    checkpoint = _check(folder, config.longrope, gguf)
-    if is_there(folder, TOKENIZER):
-        regular_file(folder, TOKENIZER)
-    SourceTokenizer(folder, checkpoint.spec.vocab_size)
-    special = _special(checkpoint)
-    spec = with_tokens(checkpoint.spec, special, checkpoint.settings[GENERATION])
-    files = _scan(checkpoint)
+        given, hub_id, gguf = _resolve(config, Path(translated))
+        folder = given if gguf else converted(given)
+        checkpoint = _check(folder, config.longrope, gguf)
+        if is_there(folder, TOKENIZER):
+            regular_file(folder, TOKENIZER)
+        SourceTokenizer(folder, checkpoint.spec.vocab_size)
+        special = _special(checkpoint)
+        spec = with_tokens(checkpoint.spec, special, checkpoint.settings[GENERATION])
+        files = _scan(checkpoint)
+        source = _write_private(checkpoint, special, work.folder / "source")
     weights = [file for file in files if file.name in {path.name for path in checkpoint.weight_files}]
-    source = _write_private(checkpoint, special, work.folder / "source")
     if special.added is not None:
         SourceTokenizer(source, spec.vocab_size)
     links = _link_weights(checkpoint, work.folder / LINKS)
@@ -238,8 +224,12 @@ def _licenses(folder: Path) -> tuple[Path, ...]:
                 f"the licence file {name[:120]!r} has a name that an artifact cannot have, expected up to 100 letters, "
                 "digits, '.', '_' and '-', not ending in '.'; rename it in a copy of the checkpoint"
             )
-        path = regular_file(folder, name)
-        _check_public(path, folder / CONFIG)
+        path, config = regular_file(folder, name), folder / CONFIG
+        if config.stat().st_mode & ~path.stat().st_mode & OTHERS_MAY_READ:  # it may link to a private file
+            raise CheckpointError(
+                f"the licence file {path.name} has the mode {path.stat().st_mode & 0o777:o} and is hidden from readers "
+                f"of {CONFIG}, but would be public in every artifact; give it the mode of {CONFIG}, or remove it"
+            )
         if name.casefold() in found:
             raise CheckpointError(
                 f"the licence files {found[name.casefold()].name} and {name} differ in letter case alone, and only one "
@@ -260,15 +250,6 @@ def _chat_template(folder: Path) -> tuple[Path, ...]:
     except UnicodeDecodeError as error:
         raise CheckpointError(f"{CHAT_TEMPLATE}: not UTF-8 at byte {error.start}, expected text; convert it") from error
     return (path,)
-
-
-def _check_public(path: Path, config: Path) -> None:
-    """Refuses a licence file that others may not read: a link to a private file, which the artifact would publish."""
-    if config.stat().st_mode & ~path.stat().st_mode & OTHERS_MAY_READ:
-        raise CheckpointError(
-            f"the licence file {path.name} has the mode {path.stat().st_mode & 0o777:o} and is hidden from readers "
-            f"of {CONFIG}, but would be public in every artifact; give it the mode of {CONFIG}, or remove it"
-        )
 
 
 def _check_size(path: Path, limit: int) -> None:
@@ -303,7 +284,7 @@ def _optional(folder: Path, name: str) -> dict[str, Any]:
     if not is_there(folder, name):
         return {}
     raw = read_object(regular_file(folder, name), MAX_SETTINGS_BYTES)
-    keys = {GENERATION: GENERATION_KEYS, SETTINGS: SETTINGS_KEYS}.get(name, frozenset())
+    keys = {GENERATION: GENERATION_KEYS, SETTINGS: SETTINGS_KEYS}.get(name, set())
     return {key: raw[key] for key in sorted(raw) if key in keys or (name != GENERATION and SPECIAL_KEYS.fullmatch(key))}
 
 

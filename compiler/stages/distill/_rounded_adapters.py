@@ -41,7 +41,7 @@ class RoundedAdapters:
         found = RoundedAdapters(adapter, matrices)
         for name, (module, how) in matrices.items():
             if not isinstance(module, Linear):
-                found.codes[name] = how.encode(_weight(module).float())
+                found.codes[name] = how.encode(_base(module).weight.float())
             setattr(module, "forward", found._forward(name, module, module.forward))  # noqa: B010
         return found
 
@@ -52,7 +52,7 @@ class RoundedAdapters:
         try:
             with torch.no_grad():
                 for name, module in adapted.items():
-                    fused = _weight(module).float() + module.get_delta_weight(self.adapter)
+                    fused = _base(module).weight.float() + module.get_delta_weight(self.adapter)
                     self.codes[name] = self.matrices[name][1].encode(fused)
             self.on = True
             yield
@@ -62,8 +62,7 @@ class RoundedAdapters:
                 self.codes.pop(name, None)
 
     def _forward(self, name: str, module: nn.Module, exact: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-        how = self.matrices[name][1]
-        base: Any = module.get_base_layer() if isinstance(module, Linear) else module
+        how, base = self.matrices[name][1], _base(module)
 
         def forward(x: Tensor) -> Tensor:
             if not self.on:
@@ -79,7 +78,6 @@ class RoundedAdapters:
         return forward
 
 
-def _weight(module: nn.Module) -> Tensor:
-    """Returns a matrix, or the base of an adapted one, in its stored dtype."""
-    base: Any = module.get_base_layer() if isinstance(module, Linear) else module
-    return base.weight
+def _base(module: nn.Module) -> Any:
+    """Returns a module with a matrix in its stored dtype: that under adapters, if it has some."""
+    return module.get_base_layer() if isinstance(module, Linear) else module

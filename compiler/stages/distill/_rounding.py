@@ -1,6 +1,6 @@
 """Rounds weights to a format while a model trains: rounding to nearest, with gradients that pass through."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -64,23 +64,15 @@ def stored_matrices(source: Source, sparsity: Sparsity) -> dict[str, Stored]:
     return found
 
 
-@dataclass(frozen=True)
-class StudentRounding:
-    matrices: tuple[tuple[nn.Parameter, Stored], ...]
-
-    @staticmethod
-    def of(student: nn.Module, source: Source, sparsity: Sparsity) -> "StudentRounding":
-        stored = stored_matrices(source, sparsity)
-        return StudentRounding(tuple((student.get_parameter(name), how) for name, how in stored.items()))
-
-    @contextmanager
-    def applied(self) -> Iterator[None]:
-        """Rounds the weights inside, and restores the exact ones afterwards."""
-        exact = [parameter.data for parameter, _ in self.matrices]
-        try:
-            for parameter, how in self.matrices:
-                parameter.data = how.decode(how.encode(parameter), parameter.shape[1], parameter.device)
-            yield
-        finally:
-            for (parameter, _), values in zip(self.matrices, exact, strict=True):
-                parameter.data = values
+@contextmanager
+def rounded_weights(student: nn.Module, stored: Mapping[str, Stored]) -> Iterator[None]:
+    """Rounds the weights inside, and restores the exact ones afterwards."""
+    matrices = [(student.get_parameter(name), how) for name, how in stored.items()]
+    exact = [parameter.data for parameter, _ in matrices]
+    try:
+        for parameter, how in matrices:
+            parameter.data = how.decode(how.encode(parameter), parameter.shape[1], parameter.device)
+        yield
+    finally:
+        for (parameter, _), values in zip(matrices, exact, strict=True):
+            parameter.data = values

@@ -5,6 +5,7 @@ Teacher and student are two models in float32, so this is for models that fit se
 rounding, too; embeddings and head stay unrounded.
 """
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from pydantic import Field
@@ -50,7 +51,7 @@ class Plugin(Recipe[Options]):
         import torch
 
         from coldpress.compiler.stages.distill._masks import attach
-        from coldpress.compiler.stages.distill._rounding import StudentRounding
+        from coldpress.compiler.stages.distill._rounding import rounded_weights, stored_matrices
         from coldpress.compiler.training.loop import Lesson, Switch, as_it_is
         from coldpress.compiler.training.source import recompute_layers
 
@@ -60,7 +61,7 @@ class Plugin(Recipe[Options]):
             recompute_layers(student, task.source.modules)
         switch = Switch()
         attach(student, task.source.modules, task.masks, switch, options.straight_through)
-        rounded = StudentRounding.of(student, task.source, task.sparsity).applied if options.rounded else as_it_is
+        stored = stored_matrices(task.source, task.sparsity)
 
         def at_share(trained: "Sequence[Tensor]", share: float) -> None:
             parameters = zip(student.parameters(), teacher.parameters(), trained, strict=True)
@@ -74,7 +75,7 @@ class Plugin(Recipe[Options]):
             parameters=list(student.parameters()),
             weight=student.get_parameter,
             cross_entropy=options.cross_entropy,
-            running=rounded,
+            running=partial(rounded_weights, student, stored) if options.rounded else as_it_is,
             masks=switch,
             at_share=at_share,
         )

@@ -29,16 +29,10 @@ from coldpress.schemas.plans import Plans
 from coldpress.schemas.predictors import LayerPredictor
 from coldpress.schemas.sparsity import Sparsity
 
-TOKENIZER_FILES = (
-    "added_tokens.json",
-    "chat_template.jinja",
-    "merges.txt",
-    "special_tokens_map.json",
-    "tokenizer.json",
-    "tokenizer.model",
-    "tokenizer_config.json",
-    "vocab.json",
-)
+TOKENIZER_FILES = {
+    *("added_tokens.json", "chat_template.jinja", "merges.txt", "special_tokens_map.json"),
+    *("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json"),
+}
 PROVENANCE_FILE = "provenance/build.json"
 
 

@@ -186,7 +186,12 @@ def check_disk(
     """Refuses the build if `download`, perhaps to another disk, and build together still need more disk space than is
     free. Array files of earlier runs are overwritten, in `folder`, and in its subfolder named like the device."""
     same_disk = bool(download.num_bytes) and _disk_of(download.folder) == _disk_of(folder)
-    _check_download_disk(download, free_bytes if same_disk else _free_disk_bytes(download.folder))
+    free_for_download = free_bytes if same_disk else _free_disk_bytes(download.folder)
+    if download.num_bytes > free_for_download:
+        raise DoesNotFitError(
+            f"the model's download needs {show_bytes(download.num_bytes)} on disk in {download.folder}, has "
+            f"{show_bytes(free_for_download)}; free some, point HF_HOME to another disk, {REMEDY}"
+        )
     free_bytes -= download.num_bytes if same_disk else 0
     needed = sum(
         max(0, needs.disk_bytes - (0 if needs.stage == "package" else _present_bytes(folder, device, needs.stage)))
@@ -199,14 +204,6 @@ def check_disk(
             f"the build needs {show_bytes(needed)} on disk in {folder}, has {show_bytes(free_bytes)}"
             f"{' once the model is downloaded' if same_disk else ''} (most of it, "
             f"{show_bytes(largest.disk_bytes)}, for {largest.stage}); free some, choose another build_dir, {REMEDY}"
-        )
-
-
-def _check_download_disk(download: Download, free_bytes: int) -> None:
-    if download.num_bytes > free_bytes:
-        raise DoesNotFitError(
-            f"the model's download needs {show_bytes(download.num_bytes)} on disk in {download.folder}, has "
-            f"{show_bytes(free_bytes)}; free some, point HF_HOME to another disk, {REMEDY}"
         )
 
 

@@ -19,7 +19,8 @@ from coldpress.compiler.checkpoint.private import private_folder
 from coldpress.compiler.checkpoint.shapes import Shape, Shapes
 from coldpress.compiler.checkpoint.source_json import read_object
 from coldpress.compiler.checkpoint.tensors import MAX_CONFIG_BYTES
-from coldpress.compiler.io import digest, load_arrays, save_arrays, save_record, sha256_of
+from coldpress.compiler.checkpoint.weight_files import source_file
+from coldpress.compiler.io import digest, load_arrays, save_arrays, save_record
 from coldpress.compiler.job import Job, config_of, run_job
 from coldpress.compiler.needs import Build
 from coldpress.compiler.stages import relufy
@@ -28,7 +29,7 @@ from coldpress.schemas.corpus import Corpus, TokenBlocks
 from coldpress.schemas.device import DeviceProfile
 from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.families import WHOLE_MLP, layers_of
-from coldpress.schemas.model import Model, ModelSpec, SourceFile
+from coldpress.schemas.model import Model, ModelSpec
 
 LOG = logging.getLogger(__name__)
 LAYERS = 2
@@ -91,10 +92,7 @@ def slice_model(model: Model, folder: Path) -> Model:
         update={
             "spec": model.spec.first_layers(layers),
             "folder": str(folder.resolve()),
-            "private_files": tuple(
-                SourceFile(name=path.name, size_bytes=path.stat().st_size, sha256=sha256_of(path))
-                for path in sorted(folder.iterdir())
-            ),
+            "private_files": tuple(map(source_file, sorted(folder.iterdir()))),
             "license_files": (),
             "tensors": kept,
             "weights_sha256": digest(model.weights_sha256, str(layers)),

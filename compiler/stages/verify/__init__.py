@@ -10,6 +10,9 @@ artifact writes; `publish` judges them.
 """
 
 import logging
+import os
+import subprocess
+import sys
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -31,6 +34,7 @@ from coldpress.compiler.stages.verify.divergence import (
 )
 from coldpress.runtime.artifact.integrity import verify_artifact
 from coldpress.runtime.artifact.reader import open_artifact
+from coldpress.runtime.cli import process_memory
 from coldpress.runtime.dram.budget import choose_plan
 from coldpress.runtime.generate.sampling import Sampling
 from coldpress.runtime.generate.session import Session
@@ -42,17 +46,12 @@ from coldpress.schemas.corpus import Corpus
 from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.layout import Plan
 from coldpress.schemas.metrics import MeasuredBlock, Protocol, Sample, Verification
-from coldpress.schemas.model import Model, ModelSpec
+from coldpress.schemas.model import Model
 from coldpress.schemas.package import Package
 from coldpress.schemas.preflight import StageNeeds
 
 if TYPE_CHECKING:
     from coldpress.compiler.needs import Build
-import os
-import subprocess
-import sys
-
-from coldpress.runtime.cli import process_memory
 
 logger = logging.getLogger(__name__)
 AFFORDABLE_WORK = 9_000_000_000_000
@@ -167,13 +166,11 @@ def needs(build: "Build") -> StageNeeds:
     num_heads = 2 if build.has("relufy") or build.has("distill") else 1  # the source's, and that of what was packed
     held = SESSIONS * build.dram_budget_bytes + max(build.layer_weights_bytes, num_heads * build.head_bytes) + logits
     held += build.running_bytes(8) + BUFFER_BYTES
-    held += 4 * num_heads * build.settings["tokenize"]["evaluation_tokens"] * _num_scores(build.model.spec)
+    spec = build.model.spec
+    if spec.is_mixture:  # the scores of every token's routers are kept to be compared
+        num_scores = spec.num_experts * (spec.num_hidden_layers - len(spec.dense_layers))
+        held += 4 * num_heads * build.settings["tokenize"]["evaluation_tokens"] * num_scores
     return StageNeeds(stage="verify", ram_bytes=build.TORCH_BYTES + 2 * build.BLOCK_BYTES + held, disk_bytes=0)
-
-
-def _num_scores(spec: ModelSpec) -> int:
-    """Returns the scores of a token's routers, which are kept to be compared; 0 for a model without experts."""
-    return spec.num_experts * (spec.num_hidden_layers - len(spec.dense_layers)) if spec.is_mixture else 0
 
 
 def _quality(nll_artifact: tuple[float, ...], compared: Compared) -> dict[str, Any]:

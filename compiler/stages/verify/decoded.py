@@ -256,13 +256,16 @@ def figures_of(
     run, artifact, source = decoded.run, np.array(decoded.block_nll), np.array(nll_source)
     ppl_artifact, error = perplexity(artifact)
     ratio, ratio_error = perplexity(artifact - source)
+    parts = placed_parts(plan, manifest.flash.sections)
+    total = sum(section.num_units * section.unit_bytes for _, section in parts)
+    used = sum(part.density * section.num_units * section.unit_bytes for part, section in parts)
     return PlanFigures(
         plan=plan.name,
         dram_budget_bytes=run.dram_budget_bytes,
         dram_used_bytes=run.dram_used_bytes,
         method=plan.method,
         cache=plan.cache,
-        density=density_of(manifest, plan),
+        density=used / total,
         holds_everything=holds_everything(plan, manifest.flash.sections),
         ppl_artifact=ppl_artifact,
         ppl_artifact_error=error,
@@ -276,13 +279,6 @@ def figures_of(
         modelled_tokens_per_s=run.modelled_tokens_per_s,
         simulated_equals_real=decoded.simulated_equals_real,
     )
-
-
-def density_of(manifest: Manifest, plan: Plan) -> float:
-    """Returns the mean share of the bytes of all units that a token uses."""
-    parts = placed_parts(plan, manifest.flash.sections)
-    total = sum(section.num_units * section.unit_bytes for _, section in parts)
-    return sum(part.density * section.num_units * section.unit_bytes for part, section in parts) / total
 
 
 def drafts_of_all(folder: str, manifest: Manifest, block: np.ndarray) -> tuple[PlanDrafts, ...]:
