@@ -19,18 +19,10 @@ from pydantic import Field
 from coldpress.compiler.cost_model import unit_bytes
 from coldpress.compiler.provenance import provenance
 from coldpress.compiler.publishing import point, publishing, standing
+from coldpress.compiler.stages.package import joined
 from coldpress.compiler.stages.package.documents import DocumentInputs, input_digests, write_documents
 from coldpress.compiler.stages.package.flash import write_flash
 from coldpress.compiler.stages.package.hashing import Written
-from coldpress.compiler.stages.package.joined import (
-    check_predictors,
-    join_codes,
-    predictors_to_write,
-    resident_to_write,
-    tables_to_write,
-    unit_orders,
-    write_tensors,
-)
 from coldpress.runtime import _native
 from coldpress.runtime.artifact.reader import open_artifact
 from coldpress.schemas import __version__
@@ -114,8 +106,8 @@ def run(
         plans=plans,
         order=order,
         placement=placement,
-        codes=join_codes(quantized, model, sparsity.format),
-        predictors=check_predictors(predictors, model) if predictors else (),
+        codes=joined.join_codes(quantized, model, sparsity.format),
+        predictors=joined.check_predictors(predictors, model) if predictors else (),
         curves=None if curves is None else curves.with_losses_of(sparsity.curves),
     )
     target = Path(config.artifact).absolute()
@@ -157,7 +149,7 @@ def _check_room(target: Path, needed_bytes: int) -> None:
 
 def _write(folder: Path, target: Path, inputs: DocumentInputs, draft: Path | None) -> Package:
     written = Written(folder)
-    order_of, page_crc32c = unit_orders(inputs.order), list[np.ndarray]()
+    order_of, page_crc32c = joined.unit_orders(inputs.order), list[np.ndarray]()
 
     def add_checksums(block: np.ndarray) -> None:  # whole pages in every block but the last
         page_crc32c.append(_native.crc32c_pages(block, inputs.layout.page_bytes))
@@ -169,8 +161,10 @@ def _write(folder: Path, target: Path, inputs: DocumentInputs, draft: Path | Non
         tensors.result()
     checksums = np.concatenate(page_crc32c)
     with written.new(TABLES_FILE) as file:
-        tables = tables_to_write(inputs.layout, inputs.plans, order_of, inputs.placement, inputs.sparsity, checksums)
-        write_tensors(file, tables)
+        tables = joined.tables_to_write(
+            inputs.layout, inputs.plans, order_of, inputs.placement, inputs.sparsity, checksums
+        )
+        joined.write_tensors(file, tables)
     if draft is not None:
         for file in sorted(path for path in draft.rglob("*") if path.is_file()):
             written.copy(file, f"{DRAFT_FOLDER}/{file.relative_to(draft).as_posix()}")
@@ -192,10 +186,10 @@ def _write(folder: Path, target: Path, inputs: DocumentInputs, draft: Path | Non
 
 def _write_tensors(written: Written, inputs: DocumentInputs) -> None:
     with written.new(RESIDENT_FILE) as file:
-        write_tensors(file, resident_to_write(inputs.codes))
+        joined.write_tensors(file, joined.resident_to_write(inputs.codes))
     if inputs.predictors:
         with written.new(PREDICTORS_FILE) as file:
-            write_tensors(file, predictors_to_write(inputs.predictors))
+            joined.write_tensors(file, joined.predictors_to_write(inputs.predictors))
 
 
 def make_manifest(inputs: DocumentInputs, written: Written, digests: dict[str, str]) -> Manifest:

@@ -11,17 +11,8 @@ from coldpress.compiler.block_statistics import with_error
 from coldpress.compiler.cost_model import weight_bytes
 from coldpress.compiler.headline import at_most, headline, pays, rate, warning
 from coldpress.compiler.run_command import PROGRAM, run_command
+from coldpress.compiler.stages.report import comparison
 from coldpress.compiler.stages.report.charts import dram_bars
-from coldpress.compiler.stages.report.comparison import (
-    COLUMNS,
-    FRONT_COLUMNS,
-    compared,
-    fitting_formats,
-    front_chart,
-    front_rows,
-    reads_chart,
-    time_chart,
-)
 from coldpress.compiler.stages.report.figures import FrequencyCurve, frequency_curves
 from coldpress.compiler.stages.report.page_charts import ChartInputs, charts_of, predictor_part
 from coldpress.runtime.plugins import load
@@ -37,7 +28,7 @@ from coldpress.schemas.layout import Layout, Plan, placed_parts
 from coldpress.schemas.metrics import Metrics, PlanDrafts, PlanFigures, RunMetrics, Verification
 from coldpress.schemas.provenance import Provenance
 
-PLAN_COLUMNS = ("DRAM budget", "selector", "density", "cache", *COLUMNS[1:4], "perplexity over the source's")
+PLAN_COLUMNS = ("DRAM budget", "selector", "density", "cache", *comparison.COLUMNS[1:4], "perplexity over the source's")
 DENSE = "dense"
 
 
@@ -54,17 +45,17 @@ def render(metrics: Metrics, inputs: ChartInputs) -> str:
         cards=_cards(metrics, inputs.device),
         headline=headline(metrics, inputs.device.title),
         dram=dram_bars(metrics),
-        answers=[front_chart({metrics.model: metrics}), time_chart({metrics.model: metrics})],
-        charts=[*filter(None, [reads_chart(metrics)]), *charts_of(inputs, curves)],
+        answers=[comparison.front_chart({metrics.model: metrics}), comparison.time_chart({metrics.model: metrics})],
+        charts=[*filter(None, [comparison.reads_chart(metrics)]), *charts_of(inputs, curves)],
         verdict=_verdicts(metrics, inputs),
-        columns=COLUMNS,
+        columns=comparison.COLUMNS,
         plans=list(map(_plan_row, metrics.plans)),
         plan_columns=PLAN_COLUMNS,
         choices=inputs.plans.choices,
         command=run_command([PROGRAM], Path(inputs.package.folder).name, metrics.sample),
-        compared=list(compared(metrics)),
-        front=front_rows(metrics),
-        front_columns=FRONT_COLUMNS,
+        compared=list(comparison.compared(metrics)),
+        front=comparison.front_rows(metrics),
+        front_columns=comparison.FRONT_COLUMNS,
         measured=_measured(metrics, inputs),
         families=_families(inputs.layout, inputs.plans.largest_plan),
         hot=_hot_units(curves),
@@ -110,7 +101,7 @@ def _verdicts(metrics: Metrics, inputs: ChartInputs) -> list[str]:
         verdict = "Nothing is pruned at this budget: every token uses every unit."
     words = filter(None, (warning(metrics), pays(metrics), verdict, _quality(metrics)))
     found = [*(text[:1].upper() + text[1:] for text in words), _limit(inputs.verification.run, inputs.device)]
-    if fitting := fitting_formats(metrics):
+    if fitting := comparison.fitting_formats(metrics):
         found.append(f"The whole model fits this budget, without reading flash, as {' or '.join(fitting)}.")
     return found
 

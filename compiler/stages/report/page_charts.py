@@ -8,17 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from coldpress.compiler.stages.report import charts
+from coldpress.compiler.stages.report import charts, figures
 from coldpress.compiler.stages.report.charts import Chart
-from coldpress.compiler.stages.report.figures import (
-    FrequencyCurve,
-    HotOverlap,
-    expected_losses,
-    hot_overlaps,
-    matrix_bits,
-    most_together,
-    structural_adjacency,
-)
+from coldpress.compiler.stages.report.figures import FrequencyCurve, HotOverlap
 from coldpress.runtime.cli.ladder import legend
 from coldpress.runtime.dram.experts import mean_held
 from coldpress.runtime.quantities import show_bytes
@@ -78,7 +70,7 @@ def charts_of(inputs: ChartInputs, curves: tuple[FrequencyCurve, ...]) -> Iterat
         yield _order_chart(inputs)
     if (curve := inputs.plans.experts) is not None:
         yield _experts_chart(curve, inputs)
-    if overlaps := hot_overlaps(inputs.activations, inputs.sparsity):
+    if overlaps := figures.hot_overlaps(inputs.activations, inputs.sparsity):
         yield _overlap_chart(overlaps)
     if len(inputs.activations.layers) > 1:
         yield _similarity_chart(inputs.activations)
@@ -117,13 +109,13 @@ def _formats_charts(inputs: ChartInputs) -> Iterator[Chart]:
     """Draws the bits that each matrix of each layer has, and the losses by which they were chosen."""
     found = inputs.sparsity
     caption = "Bits of a weight, scales included, in the formats of each layer's matrices."
-    bits = matrix_bits(inputs.model, found.formats)
+    bits = figures.matrix_bits(inputs.model, found.formats)
     yield Chart("Bits by layer and matrix", charts.lines("bits of a weight", bits, percent=False), caption)
     family = dense_family(inputs.model.spec)
     loss = None if found.curves is None else found.curves.format_loss(of_layers(found.formats), family)
     if loss is None or not loss.expected:
         return
-    lost = expected_losses(loss.expected, inputs.model.spec)
+    lost = figures.expected_losses(loss.expected, inputs.model.spec)
     caption = (
         "Divergence to expect of rounding each matrix, by which the formats were chosen: "
         f"{sum(one.mean_kld for one in loss.expected):.3f} nats a token in all, {loss.mean_kld:.3f} measured."
@@ -205,14 +197,14 @@ def _experts_chart(curve: ExpertCurve, inputs: ChartInputs) -> Chart:
     caption += f"{curve.persistence:.0%} of a token's experts served the token before it"
     if curve.predictability is not None:
         caption += f", and {curve.predictability:.0%} are known a layer before"
-    if (times := most_together(inputs.activations)) is not None:
+    if (times := figures.most_together(inputs.activations)) is not None:
         caption += f"; the most attached pair serves the same token {times:.1f} times as often as by chance"
     return Chart("Experts in DRAM", charts.lines("uses that read flash", points, "experts in DRAM"), f"{caption}.")
 
 
 def _order_chart(inputs: ChartInputs) -> Chart:
     entries = [entry for part in inputs.order for entry in part.entries]
-    before = structural_adjacency(inputs.activations, inputs.sparsity)
+    before = figures.structural_adjacency(inputs.activations, inputs.sparsity)
     series: dict[str, dict[int, float]] = defaultdict(dict)
     for entry in entries:
         if (own := before.get((entry.layer, entry.family))) is not None:
