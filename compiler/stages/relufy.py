@@ -116,11 +116,8 @@ def needs(build: "Build") -> StageNeeds:
 
 
 def relufied(spec: ModelSpec, activation: str) -> ModelSpec:
-    """Returns the spec with another activation; for `off` the spec itself.
-
-    Raises:
-        ColdpressError: if the model has exact zeros already, or is a mixture of experts.
-    """
+    """Returns the spec with another activation; for `off` the spec itself. Raises ColdpressError if the model has exact
+    zeros already, or is a mixture of experts."""
     if activation == OFF:
         return spec
     check_one_mlp(spec, f"relufy={activation}", "relufy=off")

@@ -48,11 +48,7 @@ class Target(PluginBase, Generic[OptionsT]):
 
     @abstractmethod
     def write(self, model: StoredModel, options: OptionsT, path: Path) -> list[str]:
-        """Writes the file; returns the names of the tensors whose values were rounded again.
-
-        Raises:
-            ColdpressError: if the other engine would compute something else.
-        """
+        """Writes the file; returns the names of the tensors whose values were rounded again. Raises as `check`."""
 
     @abstractmethod
     def disk_bytes(self, shapes: Mapping[str, tuple[int, ...]], stored: FormatName, options: OptionsT) -> int:

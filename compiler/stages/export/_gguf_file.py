@@ -175,11 +175,7 @@ def _encoded(model: StoredModel, tensor: Planned, role: str) -> np.ndarray:
 
 
 def add_vocabulary(writer: gguf.GGUFWriter, artifact: Artifact) -> None:
-    """Adds the vocabulary.
-
-    Raises:
-        ColdpressError: if the artifact has no tokenizer, or llama.cpp would give other tokens.
-    """
+    """Adds the vocabulary. Raises ColdpressError if there is no tokenizer, or llama.cpp would give other tokens."""
     if all(entry.path != TOKENIZER_FILE for entry in artifact.manifest.files):
         raise ColdpressError(f"the artifact has no {TOKENIZER_FILE}; {REMEDY}")
     data = artifact.read_bytes(TOKENIZER_FILE, strict_json.TOKENIZER.size_bytes)

@@ -45,11 +45,7 @@ FAST, SLOW = 32, 1
 
 
 def architecture_of(spec: ModelSpec) -> LlamaCppArchitecture:
-    """Returns llama.cpp's architecture that computes the same as the model.
-
-    Raises:
-        ColdpressError: if there is none.
-    """
+    """Returns llama.cpp's architecture that computes the same as the model. Raises ColdpressError if there is none."""
     found = names.named(spec)
     if spec.model_type in REFUSED:
         raise ColdpressError(
@@ -91,11 +87,7 @@ def architecture_of(spec: ModelSpec) -> LlamaCppArchitecture:
 
 
 def check_biases(model: StoredModel, architecture: LlamaCppArchitecture) -> None:
-    """Refuses a model without a bias that llama.cpp wants.
-
-    Raises:
-        ColdpressError: naming it.
-    """
+    """Refuses a model without a bias that llama.cpp wants, by a ColdpressError that names it."""
     for module in sorted(architecture.required):
         if f"layers.0.{module}.bias" not in model.tensors:
             raise ColdpressError(
@@ -194,11 +186,7 @@ def roles(model: StoredModel, architecture: LlamaCppArchitecture) -> list[tuple[
 
 
 def tensor_name(architecture: LlamaCppArchitecture, role: str) -> str:
-    """Returns llama.cpp's name of a role's tensor; all experts share one tensor.
-
-    Raises:
-        ColdpressError: if the architecture has no such tensor.
-    """
+    """Returns llama.cpp's name of a role's tensor; all experts share one. Raises ColdpressError if there is none."""
     found = names.tensor_name(architecture, role)
     if found is None:
         raise ColdpressError(
@@ -334,10 +322,7 @@ def _add_extensions(writer: gguf.GGUFWriter, model: StoredModel, architecture: L
 
 def rope_factors(model: StoredModel) -> dict[str, np.ndarray]:
     """Returns a factor float32 [rotary_dim / 2] that divides each frequency, where the settings do not give them.
-
-    Raises:
-        ColdpressError: if the architecture reads no factors.
-    """
+    Raises ColdpressError if the architecture reads no factors."""
     found, architecture = frequencies(model), architecture_of(model.spec)
     if is_geometric(found) or (architecture.yarn and yarn_of(found)):
         return {}

@@ -49,11 +49,7 @@ class _Place:
 
 class StoredModel:
     def __init__(self, artifact: Artifact) -> None:
-        """Checks the files.
-
-        Raises:
-            ColdpressError: if a file's content does not match the manifest.
-        """
+        """Checks the files. Raises ColdpressError if a file's content does not match the manifest."""
         self.artifact, self.spec, folder = artifact, artifact.manifest.model, Path(artifact.path)
         for name in (FLASH_FILE, RESIDENT_FILE):
             checked_file(folder / name, artifact.entry(name).sha256, f"{folder}/{MANIFEST_FILE}")

@@ -54,21 +54,15 @@ class HashingFile:
         return self._blocks[0][self._filled :]
 
     def advance(self, num_bytes: int) -> None:
-        """Records that `num_bytes` of `room` have been filled.
-
-        Raises:
-            OSError: from the file system, such as ENOSPC; possibly caused by an earlier block.
-        """
+        """Records that `num_bytes` of `room` have been filled. Raises the file system's OSError, such as ENOSPC; an
+        earlier block may have caused it."""
         self._filled += num_bytes
         if self._filled == BLOCK_BYTES:
             self._put()
 
     def write(self, data: np.ndarray | bytes, copied: Callable[[int], None] | None = None) -> None:
-        """Appends C-contiguous `data`; calls `copied` with the bytes of each part of at most a block.
-
-        Raises:
-            OSError: as `advance`.
-        """
+        """Appends C-contiguous `data`; calls `copied` with the bytes of each part of at most a block. Raises as
+        `advance`."""
         rest = np.frombuffer(data, np.uint8) if isinstance(data, bytes) else data.reshape(-1).view(np.uint8)
         while rest.size:
             part = rest[: self.room().size]

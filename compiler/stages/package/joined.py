@@ -43,11 +43,8 @@ def of_array(name: str, array: np.ndarray) -> TensorToWrite:
 
 
 def write_tensors(file: HashingFile, tensors: Iterable[TensorToWrite]) -> None:
-    """Writes a whole safetensors file, little-endian, without metadata.
-
-    Raises:
-        ColdpressError: if a loaded tensor does not have the shape and type in the header.
-    """
+    """Writes a whole safetensors file, little-endian, without metadata. Raises ColdpressError if a loaded tensor does
+    not have the shape and type in the header."""
     ordered = sorted(tensors, key=lambda tensor: (-np.dtype(tensor.dtype).itemsize, tensor.name))
     header, _ = make_header((tensor.name, tensor.dtype, tensor.shape) for tensor in ordered)
     file.write(header)
@@ -86,11 +83,8 @@ class Codes:
 
 
 def join_codes(parts: tuple[Quantized, ...], model: Model, format_name: str) -> Codes:
-    """Joins the codes of all layers.
-
-    Raises:
-        ColdpressError: if a layer is missing or appears twice, or chunks differ in algorithm or format.
-    """
+    """Joins the codes of all layers. Raises ColdpressError if a layer is missing or appears twice, or chunks differ in
+    algorithm or format."""
     layers = sorted((entry for part in parts for entry in part.layers), key=lambda entry: entry.layer)
     shared = [part for part in parts if part.shared is not None]
     found, expected = [entry.layer for entry in layers], list(range(model.spec.num_hidden_layers))
@@ -128,11 +122,8 @@ def _stored(tensor: ResidentTensor, source: ArrayFile, name: str) -> TensorToWri
 
 
 def unit_orders(parts: tuple[Order, ...]) -> Callable[[Section], np.ndarray]:
-    """Returns a function that gives the unit at each flash position of a section, int32 [num_units].
-
-    Raises (the function):
-        ColdpressError: if no record orders the section.
-    """
+    """Returns a function that gives the unit at each flash position of a section, int32 [num_units], or raises
+    ColdpressError if no record orders the section."""
     entries = {(entry.layer, entry.family): entry for part in parts for entry in part.entries}
 
     def order_of(section: Section) -> np.ndarray:
@@ -146,11 +137,8 @@ def unit_orders(parts: tuple[Order, ...]) -> Callable[[Section], np.ndarray]:
 
 
 def rank(placement: Placement, layer: int, section: Section) -> np.ndarray:
-    """Returns a layer's unit ids in the order in which they deserve DRAM, int32 [num_units].
-
-    Raises:
-        ColdpressError: if the placement does not fit the section.
-    """
+    """Returns a layer's unit ids in the order in which they deserve DRAM, int32 [num_units]. Raises ColdpressError if
+    the placement does not fit the section."""
     name = f"rank.{layer}.{section.family}"
     found = load_arrays(placement.arrays, name)[name]
     if not is_permutation(found, section.num_units):
@@ -181,11 +169,7 @@ def tables_to_write(
 
 
 def check_predictors(predictors: Predictors, model: Model) -> tuple[LayerPredictor, ...]:
-    """Returns the predictors of all layers.
-
-    Raises:
-        ColdpressError: if they were fitted to other weights.
-    """
+    """Returns the predictors of all layers. Raises ColdpressError if they were fitted to other weights."""
     if predictors.weights_sha256 != model.weights_sha256:
         raise ColdpressError(
             f"the predictors belong to weights {predictors.weights_sha256[:12]}, the model has "

@@ -30,11 +30,8 @@ RELEASE_BYTES = 128 << 20
 
 class MappedArray:
     def __init__(self, source: ArrayFile, name: str) -> None:
-        """Maps the file; reads its content once, only to check it against its record.
-
-        Raises:
-            ColdpressError: if the file is missing or damaged, or lacks the array.
-        """
+        """Maps the file; reads its content once, only to check it against its record. Raises ColdpressError if it is
+        missing or damaged, or lacks the array."""
         self._path = Path(source.array_file)
         try:
             self._file = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
@@ -66,11 +63,8 @@ class MappedArray:
 
     @property
     def values(self) -> np.ndarray:
-        """The array, after checking the file's size; valid while this object or the array itself is referenced.
-
-        Raises:
-            ColdpressError: if the file's size has changed.
-        """
+        """The array, valid while this object or the array itself is referenced. Raises ColdpressError if the file's
+        size has changed."""
         if os.fstat(self._file).st_size != self._size_bytes:
             raise self._changed()
         return self._values
@@ -82,11 +76,8 @@ class MappedArray:
                 os.posix_fadvise(self._file, start, ASK_BYTES, os.POSIX_FADV_WILLNEED)
 
     def copied(self, num_bytes: int) -> None:
-        """Records that `num_bytes` more have been read; now and then releases the pages that hold them.
-
-        Raises:
-            ColdpressError: if the file's size has changed (checked before more is read).
-        """
+        """Records that `num_bytes` more have been read; now and then releases the pages that hold them. Raises as
+        `values`, before more is read."""
         self._copied_bytes += num_bytes
         if self._copied_bytes >= RELEASE_BYTES and hasattr(mmap, "MADV_DONTNEED"):
             self._map.madvise(mmap.MADV_DONTNEED)

@@ -115,12 +115,8 @@ def _tensors(
 
 
 def check(build: Build) -> None:
-    """Refuses a budget that nothing fits.
-
-    Raises:
-        DoesNotFitError: with the uses of DRAM, the least budget and its speed, and changes with which the asked one
-            would do.
-    """
+    """Refuses a budget that nothing fits, by a DoesNotFitError with the uses of DRAM, the least budget and its speed,
+    and changes with which the asked one would do."""
     check_format(build.settings["allocate"]["format"], build.model.spec)
     needs = list(least_needs(build))
     # what a smaller head loses is measured later, so that `allocate` refuses it if it must

@@ -53,11 +53,8 @@ LAYERED_KEYS = ("layer_types", "no_rope_layers")
 
 
 def run(build: Build, model: Model, corpus: Corpus, device: DeviceProfile, folder: Path) -> int:
-    """Runs all stages on a slice, in `folder`, which is removed afterwards; returns the number of layers.
-
-    Raises:
-        ColdpressError: naming the stage that failed.
-    """
+    """Runs all stages on a slice, in `folder`, which is removed afterwards; returns the number of layers. Raises a
+    ColdpressError that names the stage that failed."""
     started = time.monotonic()
     shutil.rmtree(folder, ignore_errors=True)
     try:

@@ -31,10 +31,7 @@ MAX_BATCH_BYTES = 2 << 30
 
 def corpus_files(path: Path) -> list[Path]:
     """Returns the sorted files of a corpus that is a file or a folder; skips files whose names are not those of text.
-
-    Raises:
-        ColdpressError: if a folder cannot be read.
-    """
+    Raises ColdpressError if a folder cannot be read."""
     found = sorted(_below(path)) if path.is_dir() else [path]
     return [file for file in found if NAMES.fullmatch(file.name) and file.is_file()]
 
@@ -61,11 +58,8 @@ def is_parquet(file: Path) -> bool:
 
 
 def read_text(file: Path, max_bytes: int) -> tuple[str, int, bool]:
-    """Returns (text of the file's first `max_bytes`, unpacked bytes read, whether there is more).
-
-    Raises:
-        ColdpressError: if it cannot be read or unpacked, or is not UTF-8.
-    """
+    """Returns (text of the file's first `max_bytes`, unpacked bytes read, whether there is more). Raises ColdpressError
+    if it cannot be read or unpacked, or is not UTF-8."""
     data = _read(file, max_bytes + 1)
     is_cut = len(data) > max_bytes
     data = data[:max_bytes]

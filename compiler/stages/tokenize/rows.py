@@ -67,11 +67,8 @@ class TextRows:
     """Fields that were read -> number of records."""
 
     def text(self, place: str, row: Any) -> str:
-        """Returns the text of a record.
-
-        Raises:
-            ColdpressError: naming the place, the fields found and the key to give.
-        """
+        """Returns the text of a record, or raises a ColdpressError with the place, the fields found and the key to
+        give."""
         if isinstance(row, str) and not self.fields:
             names, text = ("a text",), row
         else:
@@ -89,10 +86,7 @@ class TextRows:
 
     def columns(self, place: str, names: Sequence[str]) -> list[str]:
         """Returns the columns to read from a table with the fields `names`, whose first row has the place `place`.
-
-        Raises:
-            ColdpressError: if no column is known to hold text.
-        """
+        Raises ColdpressError if no column is known to hold text."""
         wanted = {*self._names(place, dict.fromkeys(names, "")), TASK_FIELD}
         return [name for name in names if name in wanted]
 
@@ -155,11 +149,8 @@ class ChatTemplate:
         return Rendering(read_template(self._folder))
 
     def render(self, messages: list[dict[str, Any]]) -> str:
-        """Returns a chat's text.
-
-        Raises:
-            ColdpressError: if the checkpoint has no template, or it fails, refuses the chat, or reaches a limit.
-        """
+        """Returns a chat's text. Raises ColdpressError if the checkpoint has no template, or it fails, refuses the
+        chat, or reaches a limit."""
         rendering = self._rendering
         try:
             text = rendering.render(messages)
@@ -184,11 +175,8 @@ def _refused(reason: str) -> ColdpressError:
 
 
 def read_template(folder: Path) -> Template:
-    """Reads a checkpoint's template from chat_template.jinja or tokenizer_config.json.
-
-    Raises:
-        ColdpressError: if it has none, or several and none called `default`.
-    """
+    """Reads a checkpoint's template from chat_template.jinja or tokenizer_config.json. Raises ColdpressError if it has
+    none, or several and none called `default`."""
     settings = read_object(folder / SETTINGS, MAX_SETTINGS_BYTES) if (folder / SETTINGS).is_file() else {}
     path = folder / CHAT_TEMPLATE
     file = path.read_text(encoding="utf-8") if path.is_file() else None

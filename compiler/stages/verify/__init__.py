@@ -200,11 +200,8 @@ def num_measured(config: VerifyConfig, block_tokens: int, num_parameters: int) -
 
 
 def blocks_of_test_text(corpus: Corpus, context_length: int) -> np.ndarray:
-    """Returns the blocks of test text, int32 [num_blocks, at most `context_length`].
-
-    Raises:
-        ColdpressError: if blocks are too short to decode and predict a token.
-    """
+    """Returns the blocks of test text, int32 [num_blocks, at most `context_length`]. Raises ColdpressError if blocks
+    are too short to decode and predict a token."""
     tokens = load_arrays(corpus.split("test").arrays, "tokens")["tokens"][:, :context_length]
     if tokens.shape[1] < 3:
         raise ColdpressError(
@@ -263,11 +260,7 @@ def first_words(text: str) -> str:
 
 
 def process_bytes(folder: str) -> int:
-    """Returns the resident memory of a process that has opened the artifact in `folder`.
-
-    Raises:
-        ColdpressError: if that process fails.
-    """
+    """Returns the resident memory of a process that has opened the artifact. Raises ColdpressError if it fails."""
     # one thread: the stacks of more are no memory of the runtime
     own = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", process_memory.__name__, folder]
