@@ -2,9 +2,7 @@
 
 The only stage that touches final names. It compares figures with gates, which can be set or turned off; three checks
 cannot: figures are finite, reads are as simulated, and DRAM stays within the budget. An artifact that passes moves to
-its final name in one step (compiler/publishing.py). If it misses a gate, nothing stands under that name: the artifact
-stays, or goes back, where `package` wrote it, and an earlier build's artifact under the name is set aside whole, with
-its report and its exported file; the message says where.
+its final name in one step (compiler/publishing.py). If it misses a gate, nothing stands under that name (`withdraw`).
 """
 
 import logging

@@ -4,8 +4,7 @@ SiLU or GELU becomes ReLU (Mirzadeh et al. 2023), squared ReLU, or FATReLU, whic
 model out, before calibration, so that all later stages see a ReLU model. All weights train; for a model too large for
 that, adapters on all matrices of its layers do. The loss is the KL divergence from the source's logits. Calibration
 blocks are trained on; validation blocks decide when training ends and which weights win. A penalty, L1 on the
-activation (ProSparse, Song et al. 2024), makes more of it zero. Off by default. A model that does not fit into this
-machine's memory is refused with figures, before anything is loaded.
+activation (ProSparse, Song et al. 2024), makes more of it zero. Off by default.
 """
 
 import threading

@@ -4,8 +4,7 @@ selector.
 Model in, model out, so all later stages work on either. A recipe, a file of this package, says how it learns: `self`
 trains all weights (ActiveFlow 5), `lora` trains adapters that are fused at the end (DIP 4). Calibration blocks are
 trained on. Validation blocks decide when training ends, which weights win, and how far those move back towards the
-source's, so that the student also works where it runs dense, as over a prompt. Off by default. A model that does not
-fit into this machine's memory is refused with figures, before anything is loaded.
+source's, so that the student also works where it runs dense, as over a prompt. Off by default.
 """
 
 import logging

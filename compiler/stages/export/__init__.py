@@ -99,11 +99,8 @@ def exported(artifact: Artifact, target: Target, given: Options, path: Path) -> 
 
 
 def needs(build: "Build") -> StageNeeds:
-    """Counts the largest tensor three times in float32; the format gives the file's size.
-
-    Raises:
-        ColdpressError: if the format cannot hold the model, so that `preflight` refuses what could not be exported.
-    """
+    """Counts the largest tensor three times in float32; the format gives the file's size. Raises ColdpressError if it
+    cannot hold the model, so that `preflight` refuses what could not be exported."""
     settings, model = build.settings["export"], build.model
     target = load(TARGETS, Target, settings["export"])
     target.check(model.spec)

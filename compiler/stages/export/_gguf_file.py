@@ -76,11 +76,8 @@ class Planned:
 
 
 def write(model: StoredModel, options: Options, path: Path) -> list[str]:
-    """Writes the file; returns the names of the tensors whose values were rounded again.
-
-    Raises:
-        ColdpressError: if llama.cpp has no such architecture or tokenizer, or GGUF no type for the weights.
-    """
+    """Writes the file; returns the names of the tensors whose values were rounded again. Raises ColdpressError if
+    llama.cpp has no such architecture or tokenizer, or GGUF no type for the weights."""
     architecture = _llama_cpp.architecture_of(model.spec)
     _llama_cpp.check_biases(model, architecture)
     writer = gguf.GGUFWriter(path, architecture.name)
@@ -270,16 +267,13 @@ def _has_space_prefix(found: Json) -> bool:
     """Tells whether a space is put before each text; all spaces become `SPACE`."""
     replace = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
     prepend = {"type": "Prepend", "prepend": SPACE}
-    known = {True: [prepend, replace], False: [replace]}
     normalizer, splitting = found.get("normalizer") or {}, found.get("pre_tokenizer") or {}
     steps = (
         normalizer.get("normalizers") if normalizer.get("type") == "Sequence" else [normalizer] if normalizer else []
     )
-    if not splitting:
-        for prefix, expected in known.items():
-            if steps == expected:
-                return prefix
-    elif splitting == METASPACE and not steps:  # only prepend_scheme "never": others skip texts that begin with a space
+    if not splitting and steps in ([prepend, replace], [replace]):
+        return steps != [replace]
+    if splitting == METASPACE and not steps:  # only prepend_scheme "never": others skip texts that begin with a space
         return False
     raise _refused(
         f"spaces are treated by {short(normalizer)} and {short(splitting)}, expected '{SPACE}' in their place"

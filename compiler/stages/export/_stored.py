@@ -20,8 +20,7 @@ from coldpress.schemas.layout import Section
 from coldpress.schemas.manifest import FLASH_FILE, MANIFEST_FILE, RESIDENT_FILE
 from coldpress.schemas.model import matrices, role_shape
 
-AT_A_TIME = 1024
-"""Units that are copied at a time."""
+UNITS_AT_A_TIME = 1024
 
 
 @dataclass(frozen=True)
@@ -102,8 +101,8 @@ class StoredModel:
         order = self.artifact.order(section)
         (lying,) = np.nonzero((order >= wanted.start) & (order < wanted.stop))
         found = np.empty((len(wanted), place.stop_bytes - place.start_bytes), np.uint8)
-        for start in range(0, lying.size, AT_A_TIME):
-            part = lying[start : start + AT_A_TIME]
+        for start in range(0, lying.size, UNITS_AT_A_TIME):
+            part = lying[start : start + UNITS_AT_A_TIME]
             found[order[part] - wanted.start] = units[part, place.start_bytes : place.stop_bytes]
         return contents.out_of_units(found, place.piece, self.tensors[role].shape[0])
 

@@ -2,10 +2,9 @@
 
 Before the long stages it computes what each of them needs (compiler/needs.py). It refuses what no setting of Snakemake
 can fix: a stage that needs more memory than the machine has, if all jobs run on it; a disk that is too small; a DRAM
-budget below what must stay resident; far fewer calibration tokens than wanted. It reports the model's licence. A hub
-model is checked before its download, from its index and config.json (`check_download`, called by
-compiler/workflow/download.py). Then all stages run once on two layers (compiler/stages/preflight/trial.py): for models
-whose weights take 1 GB or more, since smaller ones build about as fast, or for all with preflight=always.
+budget below what must stay resident; far fewer calibration tokens than wanted. It reports the model's licence. Then
+all stages run once on two layers (compiler/stages/preflight/trial.py): for models whose weights take 1 GB or more,
+since smaller ones build about as fast, or for all with preflight=always.
 """
 
 import logging

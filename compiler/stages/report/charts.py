@@ -279,9 +279,7 @@ class BarPart:
     name: str
     num_bytes: int
     share: float
-    """Share of the bar."""
     colour: str
-    """A CSS colour."""
 
 
 def dram_bars(metrics: Metrics) -> dict[str, list[BarPart]]:

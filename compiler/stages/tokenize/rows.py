@@ -1,11 +1,8 @@
 """Turns a record of a corpus into one text: finds the fields that hold the text and joins them.
 
-The fields are those that `corpus_field` names, else the first of `LAYOUTS` that the record has. A list of messages is a
-chat and goes through the checkpoint's own template. A record of unknown layout is refused with a list of its fields.
-
-A template is an untrusted jinja program, which the runtime renders in a process with limits (runtime/text/template.py).
-Here the length of a text is limited as well. Date and random numbers, which some templates use, are fixed: the same
-chat gives the same text.
+A list of messages is a chat and goes through the checkpoint's own template, an untrusted jinja program, which the
+runtime renders in a process with limits (runtime/text/template.py). Here the length of a text is limited as well. Date
+and random numbers, which some templates use, are fixed: the same chat gives the same text.
 """
 
 import json

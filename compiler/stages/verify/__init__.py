@@ -1,12 +1,9 @@
 """verify: opens an unpublished artifact with the runtime that will run it, and compares it with its source.
 
-Checks every byte (hashes, pages, layout: the rules are in runtime/artifact/reader.py and
-runtime/artifact/integrity.py). Then decodes test text through selector, cache and flash, as in use, and measures
-perplexity, divergence from the source, and reads (decoded.py says which tokens share a pass). Plans that draft also
-continue a text, so that accepted drafts are counted (plans.py). The source is the checkpoint that the build began
-with, so the figures include the loss by `relufy` and `distill`; dense logits are compared with those of the packed
-weights; a dense artifact decodes just these. The record holds all figures, block by block, and a short text that the
-artifact writes; `publish` judges them.
+Checks every byte (runtime/artifact/reader.py, runtime/artifact/integrity.py). Then decodes test text through selector,
+cache and flash, as in use (decoded.py), and measures perplexity, divergence from the source, reads, and drafts. The
+source is the checkpoint that the build began with, so the figures include the loss by `relufy` and `distill`; dense
+logits are compared with those of the packed weights; a dense artifact decodes just these. `publish` judges the figures.
 """
 
 import logging

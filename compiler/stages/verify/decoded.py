@@ -107,7 +107,6 @@ class Decoded:
     tokens_per_s: tuple[float, ...]
     """Measured speed of `run`, block by block."""
     read_lengths: tuple[ReadLength, ...]
-    """The reads of `run`."""
 
 
 def decode(
@@ -140,7 +139,8 @@ def decode(
         if session.decoder.selection.sees_residency:
             # by measured seconds an adaptive gap would read, and so round sums, in another way each time
             flash = "simulated" if adapts else DEFAULT_FLASH
-            block_nll = _in_lanes(folder, blocks, watch, _at_once(session, threads), flash, plan)
+            affordable = free_dram_bytes() // (2 * session.plan.dram_budget_bytes)
+            block_nll = _in_lanes(folder, blocks, watch, max(1, min(threads, affordable)), flash, plan)
         else:
             with watch.ahead() as compare:
                 block_nll = _watched(session, blocks, compare, PREFILL_CHUNK_TOKENS).block_nll
@@ -181,11 +181,6 @@ def _in_lanes(
     lanes = [own for own in np.array_split(np.arange(len(blocks)), LANES) if own.size]
     with ThreadPoolExecutor(at_once) as pool:
         return tuple(nll for of_lane in pool.map(run, lanes) for nll in of_lane)
-
-
-def _at_once(session: Session, threads: int) -> int:
-    """Returns the number of sessions like this one that cores and free memory allow, at least one."""
-    return max(1, min(threads, free_dram_bytes() // (2 * session.plan.dram_budget_bytes)))
 
 
 def adapting(folder: str, blocks: np.ndarray, plan: Plan | None = None) -> ReplayedSession:

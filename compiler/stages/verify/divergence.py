@@ -29,7 +29,6 @@ from coldpress.runtime.dram.budget import choose_plan
 from coldpress.runtime.generate.likelihood import sum_nll
 from coldpress.runtime.generate.session import Session
 from coldpress.runtime.routers import router_of
-from coldpress.schemas.layout import Plan
 from coldpress.schemas.metrics import Divergence
 
 LOG = logging.getLogger(__name__)
@@ -182,7 +181,11 @@ class DenseComparison:
         """Opens the artifact. `blocks` is int32 [num_blocks, block_tokens]; `packed` maps a block to logits of the
         packed weights, float32 [block_tokens, vocab_size], None if they are the source's; `router_scores` a mixture's
         layer to the scores of the packed weights' router in each block, float32 [block_tokens, num_experts]."""
-        self._session, self._blocks, self._packed = Session(folder, plan=_reading_much(folder)), blocks, packed
+        plan = choose_plan(open_artifact(folder).manifest)
+        buffer_bytes = max(BUFFER_BYTES, plan.read_buffer_bytes)  # beside the rest of the plan's budget
+        budget_bytes = plan.dram_budget_bytes + buffer_bytes - plan.read_buffer_bytes
+        plan = plan.model_copy(update={"read_buffer_bytes": buffer_bytes, "dram_budget_bytes": budget_bytes})
+        self._session, self._blocks, self._packed = Session(folder, plan=plan), blocks, packed
         self._one_at_a_time, self._router_scores = threading.Lock(), router_scores
         self._router_errors, self._ties = np.zeros(blocks.shape), 0
         self._errors, self._largest = np.full(blocks.shape, np.nan), np.full(len(blocks), np.nan)
@@ -248,11 +251,3 @@ class DenseComparison:
             errors = np.maximum(self._errors / np.max(self._largest), self._router_errors)
         error = np.quantile(errors, counted, method="higher")
         return Compared(tuple(self._nll_source.tolist()), tuple(self._nll_dense.tolist()), float(error))
-
-
-def _reading_much(folder: str) -> Plan:
-    """Returns the largest plan with a read buffer of at least `BUFFER_BYTES` beside the rest of its budget."""
-    plan = choose_plan(open_artifact(folder).manifest)
-    buffer_bytes = max(BUFFER_BYTES, plan.read_buffer_bytes)
-    budget_bytes = plan.dram_budget_bytes + buffer_bytes - plan.read_buffer_bytes
-    return plan.model_copy(update={"read_buffer_bytes": buffer_bytes, "dram_budget_bytes": budget_bytes})
