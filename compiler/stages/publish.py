@@ -113,14 +113,15 @@ def check_gates(config: PublishConfig, found: Verification, manifest: Manifest) 
             "a simulation of the same tokens makes other reads than the real run, expected equal ones; the artifact or "
             "the runtime is at fault: rebuild, and report it if it stays"
         )
-    missed = [
-        *_missed_gates(config, found, logit_limit(config, manifest)),
-        *(
-            f"with plan {plan.plan} {clause}"
-            for plan in found.plans[1:]
-            for clause in _missed_quality(config, plan, found)
-        ),
-    ]
+    missed = list(_missed_quality(config, found, found))
+    error, max_error = found.max_logit_error, logit_limit(config, manifest)
+    if not (math.isfinite(error) and (max_error == "off" or error <= max_error)):
+        missed.append(
+            f"its dense logits are off by {error:.4f} of the largest one, expected {_expected('at most', max_error)} "
+            "(max_logit_error)"
+        )
+    for plan in found.plans[1:]:
+        missed += [f"with plan {plan.plan} {clause}" for clause in _missed_quality(config, plan, found)]
     if missed:
         raise ColdpressError(
             f"{', and '.join(missed)}; {', or '.join([*_remedies(config, found, manifest), 'set another limit'])}"
@@ -144,17 +145,6 @@ def logit_limit(config: PublishConfig, manifest: Manifest) -> float | Off:
     formats = {name for unit in units for name in slice_formats(unit)}
     formats |= {manifest.head.format} if manifest.head else set()
     return max(plugins.load("coldpress.runtime.quantization", Format, name).MAX_LOGIT_ERROR for name in formats)
-
-
-def _missed_gates(config: PublishConfig, found: Verification, max_error: float | Off) -> Iterator[str]:
-    """Yields one clause per missed gate. NaN passes no gate."""
-    yield from _missed_quality(config, found, found)
-    error = found.max_logit_error
-    if not (math.isfinite(error) and (max_error == "off" or error <= max_error)):
-        yield (
-            f"its dense logits are off by {error:.4f} of the largest one, expected {_expected('at most', max_error)} "
-            "(max_logit_error)"
-        )
 
 
 def _missed_quality(config: PublishConfig, of: Verification | PlanFigures, found: Verification) -> Iterator[str]:

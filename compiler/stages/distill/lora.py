@@ -6,11 +6,12 @@ the weights at the end (compiler/training/adapters.py). The teacher is the same 
 through the rounding.
 """
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from coldpress.compiler.stages.distill import Recipe
+from coldpress.compiler.stages.distill import DistillationTask, Recipe
 from coldpress.compiler.training import adapters
 from coldpress.compiler.training.memory import Size
 from coldpress.schemas.base import PositiveCount, Record
@@ -18,9 +19,6 @@ from coldpress.schemas.families import FamilyName, slices
 from coldpress.schemas.model import ModelSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from coldpress.compiler.stages.distill import DistillationTask
     from coldpress.compiler.training.loop import Lesson
 
 
@@ -47,7 +45,7 @@ class Plugin(Recipe[Options]):
     def state_bytes(self, size: Size, options: Options) -> int:
         return adapters.state_bytes(size, _pruned(size.spec, size.families), options.lora_rank)
 
-    def prepare(self, task: "DistillationTask", options: Options) -> "Lesson":
+    def prepare(self, task: DistillationTask, options: Options) -> "Lesson":
         from coldpress.compiler.stages.distill._masks import attach
         from coldpress.compiler.stages.distill._rounded_adapters import RoundedAdapters
         from coldpress.compiler.stages.distill._rounding import stored_matrices
@@ -79,5 +77,5 @@ class Plugin(Recipe[Options]):
         )
 
 
-def _pruned(spec: ModelSpec, families: "Iterable[FamilyName]") -> list[str]:
+def _pruned(spec: ModelSpec, families: Iterable[FamilyName]) -> list[str]:
     return sorted({piece.role for family in families for piece in slices(family, spec)})

@@ -5,21 +5,19 @@ Teacher and student are two models in float32, so this is for models that fit se
 rounding, too; embeddings and head stay unrounded.
 """
 
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from coldpress.compiler.stages.distill import Recipe
+from coldpress.compiler.stages.distill import DistillationTask, Recipe
 from coldpress.compiler.training.memory import Size
 from coldpress.schemas.base import Record
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from torch import Tensor
 
-    from coldpress.compiler.stages.distill import DistillationTask
     from coldpress.compiler.training.loop import Lesson
 
 
@@ -47,7 +45,7 @@ class Plugin(Recipe[Options]):
     def state_bytes(self, size: Size, options: Options) -> int:
         return size.two_models_state_bytes
 
-    def prepare(self, task: "DistillationTask", options: Options) -> "Lesson":
+    def prepare(self, task: DistillationTask, options: Options) -> "Lesson":
         import torch
 
         from coldpress.compiler.stages.distill._masks import attach
@@ -63,7 +61,7 @@ class Plugin(Recipe[Options]):
         attach(student, task.source.modules, task.masks, switch, options.straight_through)
         stored = stored_matrices(task.source, task.sparsity)
 
-        def at_share(trained: "Sequence[Tensor]", share: float) -> None:
+        def at_share(trained: Sequence["Tensor"], share: float) -> None:
             parameters = zip(student.parameters(), teacher.parameters(), trained, strict=True)
             with torch.no_grad():
                 for parameter, begin, end in parameters:

@@ -90,7 +90,7 @@ def run(
     stages: tuple[StageNeeds, ...] = ()
     trial_layers = 0
     if config.preflight != "off":
-        build = _build_of(config, model, device, found_tokens, blocks.block_tokens, threads)
+        build = _build_of(config, model, device, (found_tokens, blocks.block_tokens), threads)
         thorough = is_tried(config.preflight, build)
         _log_license(model)
         if wanted < blocks.block_tokens:
@@ -138,7 +138,7 @@ def check_shapes(config: PreflightConfig, model: Shapes, device: DeviceProfile) 
         DoesNotFitError: if the DRAM budget is too small.
         ColdpressError: if the context is longer than the model holds.
     """
-    build = _build_of(config, model, device, *asked_text(config.settings, model), 1)
+    build = _build_of(config, model, device, asked_text(config.settings, model), 1)
     longest = build.model.spec.max_position_embeddings
     if build.context_length > longest:
         raise ColdpressError(
@@ -213,18 +213,12 @@ def _present_bytes(folder: Path, device: str, stage: str) -> int:
 
 
 def _build_of(
-    config: PreflightConfig,
-    model: Model | Shapes,
-    device: DeviceProfile,
-    num_tokens: int,
-    block_tokens: int,
-    threads: int,
+    config: PreflightConfig, model: Model | Shapes, device: DeviceProfile, text: tuple[int, int], threads: int
 ) -> Build:
+    """`text`: tokens of the calibration text, and of its blocks."""
     settings: Mapping[str, Mapping[str, Any]] = {**config.settings, "preflight": {"preflight": config.preflight}}
     whole = trial.compiled(model, settings)
-    return Build(
-        whole, settings, config.inputs, device, num_tokens, block_tokens, min(threads, PASS_THREADS), config.shards
-    )
+    return Build(whole, settings, config.inputs, device, *text, min(threads, PASS_THREADS), config.shards)
 
 
 def _check_tokens(wanted: int, method: str, corpus: str, found: int, thorough: bool) -> None:

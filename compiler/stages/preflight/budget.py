@@ -5,24 +5,8 @@ from dataclasses import replace
 from itertools import product
 from typing import NamedTuple
 
-from coldpress.compiler.candidates import (
-    ATTENTION,
-    AUTO,
-    DENSE,
-    check_format,
-    compared_formats,
-    families_for,
-    own_options,
-    with_attention,
-)
-from coldpress.compiler.cost_model import (
-    flash_bytes,
-    kv_cache_bytes,
-    parse_share,
-    read_buffer_bytes,
-    resident_tensors,
-    tensor_bytes,
-)
+from coldpress.compiler import candidates, cost_model
+from coldpress.compiler.candidates import ATTENTION, AUTO, DENSE
 from coldpress.compiler.dense_run import dense_run
 from coldpress.compiler.kept_codes import keeping
 from coldpress.compiler.needs import Build
@@ -81,10 +65,10 @@ def least_needs(build: Build, heads: Sequence[FormatName | None] = (None,)) -> I
         formats = with_own(name, head, kept_of(keeping(build.model, name)))
         whole = Whole(build.model, name, length, kv_cache, build.page_bytes, build.caches)
         budgets = tuple(whole.budgets(asked))
-        kept = {f"KV cache of {length:,} tokens": kv_cache_bytes(build.model.spec, length, kv_cache)}
+        kept = {f"KV cache of {length:,} tokens": cost_model.kv_cache_bytes(build.model.spec, length, kv_cache)}
         for method in build.methods:
             for options in _options(build, method):
-                families: tuple[FamilyName, ...] = families_for(method, options, build.model.spec)
+                families: tuple[FamilyName, ...] = candidates.families_for(method, options, build.model.spec)
                 parts = _tensors(build, method, families, formats, len(budgets)) | kept
                 yield Need(build, whole, budgets[-1], parts, families)
 
@@ -93,8 +77,10 @@ def _options(build: Build, method: str) -> list[Options]:
     """Returns the options that the choice may give a selector: a dense run may stream attention, too."""
     if build.method != AUTO:
         return [build.options]
-    own = own_options(method, build.options)
-    streamed = None if method != DENSE else with_attention(build.options, build.model.spec, build.layers_per_group)
+    own = candidates.own_options(method, build.options)
+    if method != DENSE:
+        return [own]
+    streamed = candidates.with_attention(build.options, build.model.spec, build.layers_per_group)
     return [own] if streamed is None else [own, streamed]
 
 
@@ -103,21 +89,21 @@ def _tensors(
 ) -> dict[str, int]:
     model, page_bytes, name = build.model, build.page_bytes, coarsest(formats)
     sections = make_sections(model.spec, families, of_layers(formats), build.layers_per_group)
-    tensors = resident_tensors(model, families, formats)
-    sizes = {one.role: tensor_bytes(one.role, one.shape, formats) for one in tensors}
+    tensors = cost_model.resident_tensors(model, families, formats)
+    sizes = {one.role: cost_model.tensor_bytes(one.role, one.shape, formats) for one in tensors}
     head = sum(size for role, size in sizes.items() if not role.startswith("layers."))
     return {
         "head and what else is outside of layers": head,
         "tensors of layers": sum(sizes.values()) - head,
         "bookkeeping": bookkeeping_bytes(model.spec, sections, name, method, build.caches, page_bytes, num_plans),
-        "read buffer": read_buffer_bytes(model.spec, formats, families, 0, page_bytes),
+        "read buffer": cost_model.read_buffer_bytes(model.spec, formats, families, 0, page_bytes),
     }
 
 
 def check(build: Build) -> None:
     """Refuses a budget that nothing fits, by a DoesNotFitError with the uses of DRAM, the least budget and its speed,
     and changes with which the asked one would do."""
-    check_format(build.settings["allocate"]["format"], build.model.spec)
+    candidates.check_format(build.settings["allocate"]["format"], build.model.spec)
     needs = list(least_needs(build))
     # what a smaller head loses is measured later, so that `allocate` refuses it if it must
     smaller = least_needs(build, head_formats(build.model.spec)) if build.method == AUTO else ()
@@ -136,7 +122,7 @@ def check(build: Build) -> None:
 
 def _share_of(need: Need) -> str:
     asked = str(need.build.settings["allocate"]["dram_budget"])
-    shares = [one.strip() for one in asked.split(",") if parse_share(one) is not None]
+    shares = [one.strip() for one in asked.split(",") if cost_model.parse_share(one) is not None]
     return (
         f" ({shares[-1]} of the weights and the KV cache in {need.whole.format} and {need.whole.kv_cache})"
         if shares
@@ -150,20 +136,20 @@ def _speed(need: Need) -> str:
         return f", which gives about {1 / run.token_s:.3g} tokens/s on {device.name}"
     if not set(ATTENTION) <= set(need.families):
         return ""
-    num_bytes = flash_bytes(need.families, model.spec, name)
+    num_bytes = cost_model.flash_bytes(need.families, model.spec, name)
     seconds = flash_seconds(device.flash, len(unit_keys(need.families, model.spec)), num_bytes)
     return f", which gives at most {1 / seconds:.3g} tokens/s on {device.name}, as attention is read from flash, too"
 
 
 def _remedies(build: Build) -> Iterator[tuple[str, Need]]:
-    own = build.settings["allocate"]
+    own, spec = build.settings["allocate"], build.model.spec
     contexts, length = list[int](), build.context_length // 2
     while length >= LEAST_CONTEXT:
         contexts.append(length)
         length //= 2
     changes: dict[str, list[object]] = {
-        "kv_cache": [name for name in formats_of(build.model.spec) if own["kv_cache"] not in (name, AUTO)],
-        "format": [name for name in compared_formats(AUTO, build.model.spec) if own["format"] not in (name, AUTO)],
+        "kv_cache": [name for name in formats_of(spec) if own["kv_cache"] not in (name, AUTO)],
+        "format": [name for name in candidates.compared_formats(AUTO, spec) if own["format"] not in (name, AUTO)],
         "context_length": [*contexts],
     }
     for name, values in changes.items():

@@ -26,7 +26,6 @@ from coldpress.schemas.families import FamilyName
 from coldpress.schemas.law import combined
 from coldpress.schemas.layout import Layout, Plan, placed_parts
 from coldpress.schemas.metrics import Metrics, PlanDrafts, PlanFigures, RunMetrics, Verification
-from coldpress.schemas.provenance import Provenance
 
 PLAN_COLUMNS = ("DRAM budget", "selector", "density", "cache", *comparison.COLUMNS[1:4], "perplexity over the source's")
 DENSE = "dense"
@@ -60,7 +59,7 @@ def render(metrics: Metrics, inputs: ChartInputs) -> str:
         families=_families(inputs.layout, inputs.plans.largest_plan),
         hot=_hot_units(curves),
         predictors=predictor_part(inputs),
-        origins=origins(inputs, metrics.provenance),
+        origins=origins(inputs),
     )
 
 
@@ -281,8 +280,11 @@ def shown(value: Any) -> Any:
     return "\n".join(map(printable, value.split("\n"))) if type(value) is str else value
 
 
-def origins(inputs: ChartInputs, made_by: Provenance) -> list[tuple[str, str]]:
+def origins(inputs: ChartInputs) -> list[tuple[str, str]]:
     model, heuristics = inputs.model, {entry.heuristic for part in inputs.order for entry in part.entries}
+    made_by = inputs.package.provenance
+    commit = made_by.commit or "not known: the compiler did not run from a checkout"
+    commit += ", with changes that are not committed" if made_by.commit and made_by.dirty else ""
     at = f" at {model.revision}" if model.revision else ""
     return [
         ("artifact", inputs.package.manifest_sha256),
@@ -296,18 +298,12 @@ def origins(inputs: ChartInputs, made_by: Provenance) -> list[tuple[str, str]]:
         ("placement", f"{inputs.placement.solver}, within {100 * inputs.placement.gap:.2f} % of the optimum"),
         ("collapse gap", f"{inputs.plans.largest_plan.collapse_gap_bytes} bytes"),
         ("compiler", f"coldpress {made_by.compiler_version}"),
-        ("commit", _commit(made_by)),
+        ("commit", commit),
         ("Python", made_by.python_version),
         ("libraries", ", ".join(f"{name} {version}" for name, version in sorted(made_by.libraries.items()))),
         ("device", inputs.device.title),
         *figures_of(inputs.device),
     ]
-
-
-def _commit(made_by: Provenance) -> str:
-    if made_by.commit is None:
-        return "not known: the compiler did not run from a checkout"
-    return made_by.commit + (", with changes that are not committed" if made_by.dirty else "")
 
 
 def figures_of(device: DeviceProfile) -> list[tuple[str, str]]:

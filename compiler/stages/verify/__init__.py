@@ -21,7 +21,7 @@ from coldpress.compiler.block_statistics import deviation, perplexity
 from coldpress.compiler.dense_run import dense_for
 from coldpress.compiler.io import load_arrays
 from coldpress.compiler.publishing import standing
-from coldpress.compiler.stages.verify.decoded import SESSIONS, Decoded, decode, drafts_of_all, figures_of_all, is_dense
+from coldpress.compiler.stages.verify.decoded import SESSIONS, decode, drafts_of_all, figures_of, is_dense
 from coldpress.compiler.stages.verify.divergence import (
     BUFFER_BYTES,
     Compared,
@@ -41,8 +41,9 @@ from coldpress.schemas.base import Record
 from coldpress.schemas.config import Key
 from coldpress.schemas.corpus import Corpus
 from coldpress.schemas.errors import ColdpressError
-from coldpress.schemas.layout import Plan
-from coldpress.schemas.metrics import MeasuredBlock, Protocol, Sample, Verification
+from coldpress.schemas.layout import by_budget
+from coldpress.schemas.manifest import Manifest
+from coldpress.schemas.metrics import MeasuredBlock, PlanFigures, Protocol, Sample, Verification
 from coldpress.schemas.model import Model
 from coldpress.schemas.package import Package
 from coldpress.schemas.preflight import StageNeeds
@@ -131,7 +132,7 @@ def run(
         read_lengths=decoded.read_lengths,
         process_bytes=process_bytes(folder),
         tokens_per_s_deviation=deviation(np.array(decoded.tokens_per_s)),
-        plans=figures_of_all(artifact.manifest, (decoded, watch), text.under, text.compared.nll_source),
+        plans=text.figures(artifact.manifest),
         drafts=drafts_of_all(folder, artifact.manifest, every_block[0]) if sound else (),
     )
 
@@ -152,10 +153,19 @@ class _Text:
         self.compared = dense.result() if dense else of_dense_run(self.watch, self.decoded.block_nll)
         self.quality = _quality(self.decoded.block_nll, self.compared)
 
-    def under(self, plan: Plan) -> tuple[Decoded, SourceComparison]:
-        watching = SourceComparison(self._source, self.blocks, self._threads)
-        given = choose_plan(open_artifact(self._folder).manifest, plan.dram_budget_bytes)
-        return decode(self._folder, self._model, self.blocks, watching, self._much, self._threads, given), watching
+    def figures(self, manifest: Manifest) -> tuple[PlanFigures, ...]:
+        """Returns the figures of all plans, the largest first; none if there is one plan alone."""
+        largest, *others = by_budget(manifest.plans)[::-1]
+        if not others:
+            return ()
+        found = [figures_of(manifest, largest, self.decoded, self.watch, self.compared.nll_source)]
+        for plan in others:
+            watch = SourceComparison(self._source, self.blocks, self._threads)
+            given = choose_plan(manifest, plan.dram_budget_bytes)
+            decoded = decode(self._folder, self._model, self.blocks, watch, self._much, self._threads, given)
+            found.append(figures_of(manifest, plan, decoded, watch, self.compared.nll_source))
+            logger.info("verify: plan %s: perplexity %.4f", plan.name, found[-1].ppl_artifact)
+        return tuple(found)
 
 
 def needs(build: "Build") -> StageNeeds:

@@ -12,7 +12,6 @@ and its drafts that the model accepts are counted pass by pass; and once more wi
 the same tokens. Flash is simulated, so that no figure depends on a machine or its load.
 """
 
-import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -60,7 +59,6 @@ FEWEST_TOKENS = 2
 """The fewest tokens for a ladder: half of them fill the caches."""
 DECISIONS = ("hits", "misses", "evictions", "reads", "read_bytes", "used_bytes", "prefill_reads", "prefill_read_bytes")
 """Figures that must be equal for real and simulated flash; the digest over all extents joins them."""
-LOG = logging.getLogger(__name__)
 PROMPT_TOKENS, NEW_TOKENS = 64, 64
 """Most tokens of the prompt, in which `lookup` finds what to propose, and of its continuation."""
 
@@ -224,24 +222,6 @@ class ReadLengths(Observer):
         return tuple(
             ReadLength(least_bytes=least, reads=reads[least], read_bytes=read_bytes[least]) for least in sorted(reads)
         )
-
-
-def figures_of_all(
-    manifest: Manifest,
-    default: tuple[Decoded, SourceComparison],
-    under: Callable[[Plan], tuple[Decoded, SourceComparison]],
-    nll_source: Sequence[float],
-) -> tuple[PlanFigures, ...]:
-    """Returns the figures of all plans, the largest first; none if there is one plan alone. `default` has the text
-    under the largest plan, and what has received its logits; `under` decodes it under another."""
-    largest, *others = by_budget(manifest.plans)[::-1]
-    if not others:
-        return ()
-    found = [figures_of(manifest, largest, *default, nll_source)]
-    for plan in others:
-        found.append(figures_of(manifest, plan, *under(plan), nll_source))
-        LOG.info("verify: plan %s: perplexity %.4f", plan.name, found[-1].ppl_artifact)
-    return tuple(found)
 
 
 def figures_of(
