@@ -143,9 +143,8 @@ def run(
 
 def needs(build: "Build") -> StageNeeds:
     size, settings = build.training_size, build.settings["distill"]
-    recipe, options = settings["recipe"], settings.get("options", {})
-    ram, disk = ram_bytes(size, recipe, options), disk_bytes(size, recipe, options)
-    return StageNeeds(stage="distill", ram_bytes=ram, disk_bytes=disk)
+    asked = settings["recipe"], settings.get("options", {})
+    return StageNeeds(stage="distill", ram_bytes=ram_bytes(size, *asked), disk_bytes=disk_bytes(size, *asked))
 
 
 def ram_bytes(size: Size, recipe: str, options: dict[str, Any]) -> int:

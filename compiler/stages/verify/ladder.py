@@ -66,8 +66,10 @@ def climb(artifact: Artifact, plan: Plan, trace: Sequence[Event], model: Model) 
 
     def measure(setting: ladder.LadderSetting) -> Simulated:
         assert isinstance(setting, Placed)
-        if setting.dense is not None:
-            return streamed(setting.dense, setting.flash, units_bytes)
+        if (run := setting.dense) is not None:
+            held = run.pinned_bytes / units_bytes
+            tokens_per_s = 1 / run.seconds(_overlap(setting.flash))
+            return Simulated(tokens_per_s, run.reads_per_token, run.flash_bytes_per_token, held)
         asked = in_effect(setting)
         found = next((figures for other, figures in known if other == asked), None)
         if found is None:
@@ -90,33 +92,27 @@ def climb(artifact: Artifact, plan: Plan, trace: Sequence[Event], model: Model) 
     )
 
 
-def _steps(artifact: Artifact, plan: Plan, model: Model) -> tuple[str, Placed, list[tuple[str, ladder.Change]]]:
+def _steps(
+    artifact: Artifact, plan: Plan, model: Model
+) -> tuple[str, ladder.LadderSetting, list[tuple[str, ladder.Change]]]:
     start, changes = ladder.steps(artifact.manifest, plan)
     # the trace holds guessed units only where the plan preloads
     unknown = (UNMODELLED,) if plan.preload_buffer_bytes else (UNMODELLED, "+preload")
     overlap = next(change for change in changes if change[0] == OVERLAP)
     (_, select), *others = [change for change in changes if change[0] not in (*unknown, OVERLAP, "hybrid")]
     where = next(index for index, (name, _) in enumerate(others) if name.startswith(FIRST_OF_FLASH))
-    others.insert(where, ("+ordering", _order))
+    others.insert(where, ("+ordering", lambda before: replace(before, ordered=True)))
     naive, hybrid = (dense_for(model, artifact.manifest, plan, naive=word) for word in (True, False))
     first = Placed(start.plan, start.flash, ordered=False, dense=naive)
     if naive is None:
-        return f"selector {plan.method}", _sparse(select(first)), [overlap, *others]
-    return (
-        "naive",
-        first,
-        [
-            overlap,
-            ("hybrid", lambda before: replace(before, dense=hybrid)),
-            (f"+selector {plan.method}", lambda before: _sparse(select(before))),
-            *others,
-        ],
-    )
-
-
-def _sparse(setting: ladder.LadderSetting) -> Placed:
-    assert isinstance(setting, Placed)
-    return replace(setting, dense=None)
+        return f"selector {plan.method}", replace(select(first), dense=None), [overlap, *others]
+    after_naive: list[tuple[str, ladder.Change]] = [
+        overlap,
+        ("hybrid", lambda before: replace(before, dense=hybrid)),
+        (f"+selector {plan.method}", lambda before: replace(select(before), dense=None)),
+        *others,
+    ]
+    return "naive", first, after_naive
 
 
 def in_effect(setting: Placed) -> Placed:
@@ -124,12 +120,6 @@ def in_effect(setting: Placed) -> Placed:
     if any(part.cache_slots for part in setting.plan.parts):
         return setting
     return replace(setting, plan=setting.plan.model_copy(update={"cache": "static", "cache_options": {}}))
-
-
-def streamed(run: DenseRun, flash: str, units_bytes: int) -> Simulated:
-    """Returns the figures of a token of a dense run; `units_bytes`: bytes of all units of the model."""
-    seconds = run.seconds(_overlap(flash))
-    return Simulated(1 / seconds, run.reads_per_token, run.flash_bytes_per_token, run.pinned_bytes / units_bytes)
 
 
 def _overlap(flash: str) -> Overlap:
@@ -152,8 +142,3 @@ def simulated(artifact: Artifact, setting: ladder.LadderSetting, trace: Sequence
     found = simulate(artifact, plan, then, before=first)
     seconds, count = found.modelled_seconds(_overlap(setting.flash)), found.num_tokens
     return Simulated(count / seconds, found.reads / count, found.read_bytes / count, found.hit_rate)
-
-
-def _order(before: ladder.LadderSetting) -> ladder.LadderSetting:
-    assert isinstance(before, Placed)
-    return replace(before, ordered=True)
