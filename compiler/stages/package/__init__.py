@@ -157,7 +157,7 @@ def _write(folder: Path, target: Path, inputs: DocumentInputs, draft: Path | Non
     with ThreadPoolExecutor(1) as beside:  # one SHA-256 cannot use two cores, two files can
         tensors = beside.submit(_write_tensors, written, inputs)
         with written.new(FLASH_FILE, add_checksums) as file:
-            write_flash(file, inputs.layout, inputs.codes.units, order_of, inputs.codes.rows)
+            write_flash(file, inputs.layout, inputs.codes, order_of)
         tensors.result()
     checksums = np.concatenate(page_crc32c)
     with written.new(TABLES_FILE) as file:

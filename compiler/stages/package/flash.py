@@ -10,44 +10,38 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 
 from coldpress.compiler.stages.package.hashing import HashingFile
+from coldpress.compiler.stages.package.joined import Codes
 from coldpress.compiler.stages.package.mapped import MappedArray
 from coldpress.schemas.errors import ColdpressError
-from coldpress.schemas.layout import SECTION_ALIGN_BYTES, Layout, RowTable, Section
+from coldpress.schemas.layout import SECTION_ALIGN_BYTES, Layout, Section
 
 logger = logging.getLogger(__name__)
 
 
-def write_flash(
-    file: HashingFile,
-    layout: Layout,
-    units_of: Callable[[Section], tuple[MappedArray, ...]],
-    order_of: Callable[[Section], np.ndarray],
-    rows_of: Callable[[RowTable], MappedArray],
-) -> None:
+def write_flash(file: HashingFile, layout: Layout, codes: Codes, order_of: Callable[[Section], np.ndarray]) -> None:
     """Writes all sections, then the matrices that are read by row.
 
     Args:
         layout: The image's sections, ascending and disjoint.
-        units_of: Codes of each layer of a section in natural order, uint8 [num_units, unit_bytes].
         order_of: Unit id at each flash position, int32 [num_units].
-        rows_of: Codes of a matrix, uint8 [num_rows, row_bytes].
 
     Raises:
         ColdpressError: if codes or order do not fit their section.
     """
     with ThreadPoolExecutor(1) as ahead:
-        asked = ahead.submit(_ask, units_of, layout.sections[0])
+        asked = ahead.submit(_ask, codes, layout.sections[0])
         for section, following in zip(layout.sections, (*layout.sections[1:], None), strict=True):
             layers = asked.result()
             logger.info("package: %s of %d layers", section.name, layout.sections[-1].last_layer + 1)
             if following:
-                asked = ahead.submit(_ask, units_of, following)
+                asked = ahead.submit(_ask, codes, following)
+            for units in layers:
+                _check_codes(section.name, units.values, (section.num_units, section.unit_bytes))
             order = order_of(section)
-            _check(section, layers, order)
             _append_units(file, layers, order)
             file.write(np.zeros(-section.length_bytes % SECTION_ALIGN_BYTES, np.uint8))
     for table in layout.tables:
-        rows = rows_of(table)
+        rows = codes.rows(table)
         _check_codes(table.name, rows.values, (table.num_rows, table.row_bytes))
         _append_units(file, (rows,), np.arange(table.num_rows))
         file.write(np.zeros(-table.length_bytes % SECTION_ALIGN_BYTES, np.uint8))
@@ -57,9 +51,9 @@ def write_flash(
         )
 
 
-def _ask(units_of: Callable[[Section], tuple[MappedArray, ...]], section: Section) -> tuple[MappedArray, ...]:
+def _ask(codes: Codes, section: Section) -> tuple[MappedArray, ...]:
     """Checks a section's codes against their record and starts reading them; runs beside the writing."""
-    layers = units_of(section)
+    layers = codes.units(section)
     for units in layers:
         units.ask()
     return layers
@@ -87,23 +81,9 @@ def _append_units(file: HashingFile, layers: tuple[MappedArray, ...], order: np.
             done += 1
 
 
-def _check(section: Section, layers: tuple[MappedArray, ...], order: np.ndarray) -> None:
-    for units in layers:
-        _check_codes(section.name, units.values, (section.num_units, section.unit_bytes))
-    if not is_permutation(order, section.num_units):
-        raise ColdpressError(
-            f"{section.name}: the order is no permutation of {section.num_units} units; run order again"
-        )
-
-
 def _check_codes(name: str, codes: np.ndarray, shape: tuple[int, int]) -> None:
     if codes.dtype != np.uint8 or codes.shape != shape:
         raise ColdpressError(
             f"{name}: the codes are {codes.dtype} {list(codes.shape)}, the layout says uint8 {list(shape)}; run "
             "quantize and layout again"
         )
-
-
-def is_permutation(ids: np.ndarray, num_units: int) -> bool:
-    in_range = ids.shape == (num_units,) and ids.min() >= 0 and ids.max() < num_units
-    return bool(in_range and np.bincount(ids, minlength=num_units).max() == 1)

@@ -13,7 +13,6 @@ import numpy as np
 
 from coldpress.compiler.activity.choice import selector_arrays
 from coldpress.compiler.io import load_arrays
-from coldpress.compiler.stages.package.flash import is_permutation
 from coldpress.compiler.stages.package.hashing import HashingFile
 from coldpress.compiler.stages.package.mapped import MappedArray
 from coldpress.runtime.artifact.contents import nbytes, selector_tensor
@@ -123,7 +122,7 @@ def _stored(tensor: ResidentTensor, source: ArrayFile, name: str) -> TensorToWri
 
 def unit_orders(parts: tuple[Order, ...]) -> Callable[[Section], np.ndarray]:
     """Returns a function that gives the unit at each flash position of a section, int32 [num_units], or raises
-    ColdpressError if no record orders the section."""
+    ColdpressError if no record orders the section, or not by a permutation."""
     entries = {(entry.layer, entry.family): entry for part in parts for entry in part.entries}
 
     def order_of(section: Section) -> np.ndarray:
@@ -131,9 +130,19 @@ def unit_orders(parts: tuple[Order, ...]) -> Callable[[Section], np.ndarray]:
         if entry is None or entry.num_layers != len(section.layers):
             found = f"one for {entry.num_layers} layers from there" if entry else "none"
             raise ColdpressError(f"no order for {section.name}, found {found}; give one record per chunk of layers")
-        return load_arrays(entry.arrays, "order")["order"].astype(np.int32)
+        order = load_arrays(entry.arrays, "order")["order"].astype(np.int32)
+        if not is_permutation(order, section.num_units):
+            raise ColdpressError(
+                f"{section.name}: the order is no permutation of {section.num_units} units; run order again"
+            )
+        return order
 
     return order_of
+
+
+def is_permutation(ids: np.ndarray, num_units: int) -> bool:
+    in_range = ids.shape == (num_units,) and ids.min() >= 0 and ids.max() < num_units
+    return bool(in_range and np.bincount(ids, minlength=num_units).max() == 1)
 
 
 def rank(placement: Placement, layer: int, section: Section) -> np.ndarray:
