@@ -152,9 +152,9 @@ def _points(found: Sequence[Tried]) -> list[Point]:
 def _marks(
     name: str, points: Sequence[Point], colour: str, shape: str, *, joined: bool = False, hollow: bool = False
 ) -> Marks:
-    tokens_per_s, ratios, dram_bytes = zip(*points, strict=True)
-    up = tuple(None if ratio is None else 100 * (ratio - 1) for ratio in ratios)
-    return Marks(name, tokens_per_s, up, dram_bytes, colour, shape, joined, hollow)
+    tokens_per_s = tuple(speed for speed, _, _ in points)
+    up = tuple(None if ratio is None else 100 * (ratio - 1) for _, ratio, _ in points)
+    return Marks(name, tokens_per_s, up, tuple(size for _, _, size in points), colour, shape, joined, hollow)
 
 
 def time_chart(builds: Mapping[str, Metrics]) -> Chart:
