@@ -145,13 +145,7 @@ def _read_file(file: Path, max_bytes: int, rows: TextRows) -> tuple[list[str], i
 def pieces(text: str) -> list[str]:
     """Cuts a plain text into documents of about `DOCUMENT_CHARS`: whole paragraphs; lines if it has few paragraphs;
     else words. Short texts give smaller documents, so that there are enough to split."""
-    parts, glue = [text], ""
-    # the coarsest parts of which there are enough; blank lines go with the line feed before them, since a part for each
-    # would take seconds and gigabytes
-    for pattern, separator in ((r"\n[ \t\r]*\n\s*", "\n\n"), (r"\n\s*\n|\n", "\n"), (r"\s+", " ")):
-        parts, glue = [part for part in re.split(pattern, text) if part.strip()], separator
-        if len(parts) >= MIN_PIECES:
-            break
+    parts, glue = _parts(text)
     target = min(DOCUMENT_CHARS, len(text) // (2 * MIN_PIECES))
     documents: list[str] = []
     pending: list[str] = []
@@ -163,6 +157,17 @@ def pieces(text: str) -> list[str]:
             documents.append(glue.join(pending))
             pending, size = [], 0
     return [*documents, glue.join(pending)] if pending else documents
+
+
+def _parts(text: str) -> tuple[list[str], str]:
+    """Returns (parts, their separator), cut at the coarsest of paragraph, line and word that gives enough parts."""
+    parts, glue = [text], ""
+    # blank lines go with the line feed before them: a part for each would take seconds and gigabytes
+    for pattern, separator in ((r"\n[ \t\r]*\n\s*", "\n\n"), (r"\n\s*\n|\n", "\n"), (r"\s+", " ")):
+        parts, glue = [part for part in re.split(pattern, text) if part.strip()], separator
+        if len(parts) >= MIN_PIECES:
+            break
+    return parts, glue
 
 
 def _cut(name: str, texts: Sequence[str], tests: Sequence[str], seed: int, tasks: Mapping[str, str]) -> Documents:
