@@ -9,8 +9,8 @@ activation (ProSparse, Song et al. 2024), makes more of it zero. Off by default.
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
@@ -101,9 +101,7 @@ def run(config: RelufyConfig, model: Model, corpus: Corpus, work: Workspace, thr
         _adapted(source, student, config, size, device) if config.relufy_rank else _whole(source, student, size, device)
     )
     if config.relufy_penalty:
-        penalty = _Penalty(config.relufy_penalty)
-        penalty.attach(lesson.student, student.modules)
-        lesson = replace(lesson, watched=penalty.watched)
+        lesson = replace(lesson, watched=_penalty(config.relufy_penalty, lesson.student, student.modules))
     written, found = learned(course, lesson, student, corpus, work)
     return written.model_copy(update={"relufication": found})
 
@@ -200,32 +198,30 @@ def _with_either(model: "nn.Module", student: "Source") -> Callable[[bool], None
     return choose
 
 
-@dataclass
-class _Penalty:
-    """The activation's mean magnitude over tokens, units and layers, times a factor."""
+def _penalty(
+    factor: float, student: "nn.Module", modules: _common.Modules
+) -> "Callable[[], AbstractContextManager[list[Tensor]]]":
+    """Returns a context for one forward pass in this thread, which yields the list that collects each layer's penalty:
+    in sum the activation's mean magnitude over tokens, units and layers, times a factor."""
+    from coldpress.compiler.activity import taps
+    from coldpress.compiler.training.source import layers_of
 
-    factor: float
-    running: threading.local = field(default_factory=threading.local)
+    layers, running = list(layers_of(student, modules)), threading.local()
 
-    def attach(self, student: "nn.Module", modules: _common.Modules) -> None:
-        from coldpress.compiler.activity import taps
-        from coldpress.compiler.training.source import layers_of
+    def see(values: "Tensor") -> None:
+        added: list[Tensor] | None = getattr(running, "added", None)
+        if added is not None:
+            added.append(factor / len(layers) * values.abs().mean())
 
-        layers = list(layers_of(student, modules))
-
-        def see(values: "Tensor") -> None:
-            added: list[Tensor] | None = getattr(self.running, "added", None)
-            if added is not None:
-                added.append(self.factor / len(layers) * values.abs().mean())
-
-        for layer in layers:
-            taps.attach(layer, modules, [("mlp_activation", see)])
+    for layer in layers:
+        taps.attach(layer, modules, [("mlp_activation", see)])
 
     @contextmanager
-    def watched(self) -> "Iterator[list[Tensor]]":
-        """Yields the list that collects the penalties of one forward pass in this thread."""
-        self.running.added = []
+    def watched() -> "Iterator[list[Tensor]]":
+        running.added = []
         try:
-            yield self.running.added
+            yield running.added
         finally:
-            self.running.added = None
+            running.added = None
+
+    return watched

@@ -9,9 +9,8 @@ pass straight through: with own(x) = x A B,
 has the value of the first term, sends the first term's gradient to x, and the gradient of x A B to A and B.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import numpy as np
@@ -21,63 +20,46 @@ from torch import Tensor, nn
 
 from coldpress.compiler.stages.distill._rounding import Stored
 
-Codes = list[np.ndarray]
 
+def rounded_adapters(
+    student: nn.Module, stored: Mapping[str, Stored], adapter: str
+) -> Callable[[], AbstractContextManager[None]]:
+    """Returns a context in which the student runs with weights decoded from codes: those of matrices without adapters
+    are made here, those of the others as the context begins."""
+    modules: dict[str, Any] = {name: student.get_submodule(name.removesuffix(".weight")) for name in stored}
+    adapted = {name: module for name, module in modules.items() if isinstance(module, Linear)}
+    fixed = {name: stored[name].encode(modules[name].weight.float()) for name in modules.keys() - adapted}
+    codes: dict[str, list[np.ndarray]] = {}  # empty outside of the context
 
-@dataclass
-class RoundedAdapters:
-    """The matrices of a student's layers as a format stores them, adapters included."""
-
-    adapter: str
-    matrices: dict[str, tuple[nn.Module, Stored]]
-    """By name: a module, and the way the build stores its matrix."""
-    codes: dict[str, Codes] = field(default_factory=dict)
-    """Codes of matrices without adapters, always; of the others only inside `applied`."""
-    on: bool = False
-
-    @staticmethod
-    def of(student: nn.Module, stored: dict[str, Stored], adapter: str) -> "RoundedAdapters":
-        matrices = {name: (student.get_submodule(name.removesuffix(".weight")), how) for name, how in stored.items()}
-        found = RoundedAdapters(adapter, matrices)
-        for name, (module, how) in matrices.items():
-            if not isinstance(module, Linear):
-                found.codes[name] = how.encode(_base(module).weight.float())
-            setattr(module, "forward", found._forward(name, module, module.forward))  # noqa: B010
-        return found
-
-    @contextmanager
-    def applied(self) -> Iterator[None]:
-        """Runs the student with weights decoded from codes; those of adapted matrices are made once, at first."""
-        adapted = {name: module for name, (module, _) in self.matrices.items() if isinstance(module, Linear)}
-        try:
-            with torch.no_grad():
-                for name, module in adapted.items():
-                    fused = _base(module).weight.float() + module.get_delta_weight(self.adapter)
-                    self.codes[name] = self.matrices[name][1].encode(fused)
-            self.on = True
-            yield
-        finally:
-            self.on = False
-            for name in adapted:
-                self.codes.pop(name, None)
-
-    def _forward(self, name: str, module: nn.Module, exact: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-        how, base = self.matrices[name][1], _base(module)
+    def forward_of(name: str, module: Any, exact: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+        base = module.get_base_layer() if isinstance(module, Linear) else module
 
         def forward(x: Tensor) -> Tensor:
-            if not self.on:
+            if name not in codes:
                 return exact(x)
-            weight = how.decode(self.codes[name], x.shape[-1], x.device).to(x.dtype)
+            weight = stored[name].decode(codes[name], x.shape[-1], x.device).to(x.dtype)
             out = nn.functional.linear(x, weight, base.bias)
             if not isinstance(module, Linear):
                 return out
-            down, up = module.lora_A[self.adapter], module.lora_B[self.adapter]
-            own = up(down(x.detach())) * module.scaling[self.adapter]
+            down, up = module.lora_A[adapter], module.lora_B[adapter]
+            own = up(down(x.detach())) * module.scaling[adapter]
             return out + (own - own.detach())
 
         return forward
 
+    for name, module in modules.items():
+        module.forward = forward_of(name, module, module.forward)
 
-def _base(module: nn.Module) -> Any:
-    """Returns a module with a matrix in its stored dtype: that under adapters, if it has some."""
-    return module.get_base_layer() if isinstance(module, Linear) else module
+    @contextmanager
+    def applied() -> Iterator[None]:
+        try:
+            with torch.no_grad():
+                for name, module in adapted.items():
+                    fused = module.get_base_layer().weight.float() + module.get_delta_weight(adapter)
+                    codes[name] = stored[name].encode(fused)
+            codes.update(fixed)
+            yield
+        finally:
+            codes.clear()
+
+    return applied

@@ -47,7 +47,7 @@ class Plugin(Recipe[Options]):
 
     def prepare(self, task: DistillationTask, options: Options) -> "Lesson":
         from coldpress.compiler.stages.distill._masks import attach
-        from coldpress.compiler.stages.distill._rounded_adapters import RoundedAdapters
+        from coldpress.compiler.stages.distill._rounded_adapters import rounded_adapters
         from coldpress.compiler.stages.distill._rounding import stored_matrices
         from coldpress.compiler.training.loop import Lesson, Switch, as_it_is
         from coldpress.compiler.training.source import recompute_layers
@@ -56,7 +56,7 @@ class Plugin(Recipe[Options]):
         found = adapters.Adapters.of(source, task.device, roles, options.lora_rank, options.lora_alpha, task.seed)
         running = as_it_is
         if options.rounded:
-            running = RoundedAdapters.of(found.model, stored_matrices(source, task.sparsity), adapters.ADAPTER).applied
+            running = rounded_adapters(found.model, stored_matrices(source, task.sparsity), adapters.ADAPTER)
         recompute_layers(found.model, source.modules)
         switch = Switch()
         attach(found.model, source.modules, task.masks, switch)
