@@ -139,10 +139,8 @@ def _limited_memory(file: Path) -> Iterator[None]:
 
     before = resource.getrlimit(resource.RLIMIT_AS)
     pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
-    limits = [
-        pages * resource.getpagesize() + MAX_BATCH_BYTES,
-        *(old for old in before if old != resource.RLIM_INFINITY),
-    ]
+    limits = [pages * resource.getpagesize() + MAX_BATCH_BYTES]
+    limits += [old for old in before if old != resource.RLIM_INFINITY]
     resource.setrlimit(resource.RLIMIT_AS, (min(limits), before[1]))
     try:
         yield

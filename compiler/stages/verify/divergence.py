@@ -207,8 +207,9 @@ class DenseComparison:
         """Returns the artifact's logits, and those under the experts that the packed weights chose."""
         theirs = {layer: scores[index] for layer, scores in self._router_scores.items()}
         found, own = self._prefill(block)
-        chosen = router_of(self._session.decoder.spec).choose
-        num_ties = sum(int((chosen(own[layer]) != chosen(theirs[layer])).any(axis=1).sum()) for layer in theirs)
+        num_ties = sum(
+            int((self._chosen(own[layer]) != self._chosen(theirs[layer])).any(axis=1).sum()) for layer in theirs
+        )
         under_same = found
         if num_ties:
             self._ties += num_ties
@@ -236,6 +237,9 @@ class DenseComparison:
         finally:
             decoder.prefill_prior = None
         return logits, {layer: np.concatenate(parts) for layer, parts in seen.items()}
+
+    def _chosen(self, scores_TE: np.ndarray) -> np.ndarray:
+        return router_of(self._session.decoder.spec).choose(scores_TE)
 
     def result(self) -> Compared:
         """Returns the figures of all blocks; NaN for a block that did not come."""
