@@ -283,7 +283,7 @@ class BarPart:
 
 
 def dram_bars(metrics: Metrics) -> dict[str, list[BarPart]]:
-    """Returns DRAM by use: the `budget` by its parts, and as one part the `process` that has it, by both parts."""
+    """Returns two bars: the `budget` by its uses; and the `process`, of the budget and what it takes beside it."""
     whole = {"the budget": metrics.budget_bytes, "the process itself": metrics.process_bytes}
     return {"budget": _bar(metrics.dram_parts, USES), "process": _bar(whole, tuple(whole))}
 
