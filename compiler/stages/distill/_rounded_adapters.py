@@ -32,7 +32,7 @@ def rounded_adapters(
     codes: dict[str, list[np.ndarray]] = {}  # empty outside of the context
 
     def forward_of(name: str, module: Any, exact: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-        base = module.get_base_layer() if isinstance(module, Linear) else module
+        base: Any = module.get_base_layer() if isinstance(module, Linear) else module
 
         def forward(x: Tensor) -> Tensor:
             if name not in codes:
@@ -55,8 +55,8 @@ def rounded_adapters(
         try:
             with torch.no_grad():
                 for name, module in adapted.items():
-                    fused = module.get_base_layer().weight.float() + module.get_delta_weight(adapter)
-                    codes[name] = stored[name].encode(fused)
+                    base: Any = module.get_base_layer()
+                    codes[name] = stored[name].encode(base.weight.float() + module.get_delta_weight(adapter))
             codes.update(fixed)
             yield
         finally:
