@@ -40,11 +40,8 @@ class Target(PluginBase, Generic[OptionsT]):
 
     @abstractmethod
     def check(self, spec: ModelSpec) -> None:
-        """Refuses a model by its shape and its arithmetic alone, before anything is built.
-
-        Raises:
-            ColdpressError: if the other engine would compute something else.
-        """
+        """Refuses a model by its shape and its arithmetic alone, before anything is built. Raises ColdpressError if the
+        other engine would compute something else."""
 
     @abstractmethod
     def write(self, model: StoredModel, options: OptionsT, path: Path) -> list[str]:

@@ -235,10 +235,8 @@ def _merges(model: Json) -> list[tuple[str, str]]:
     return [(left, right) for left, right in pairs]
 
 
-# Bytes, with merges
-
-
 def _split_name(found: Json) -> str:
+    """Returns llama.cpp's name for the way in which a tokenizer on bytes splits text before it merges."""
     whole, ignores = found.get("pre_tokenizer") or {}, bool(found["model"].get("ignore_merges"))
     normalizer = (found.get("normalizer") or {}).get("type")
     *pieces, last = (whole["pretokenizers"] if whole.get("type") == "Sequence" else [whole]) or [{}]
@@ -260,11 +258,8 @@ def _expression(part: Json) -> str:
     return part["pattern"].get("Regex", "") if is_plain else ""
 
 
-# Characters, with scores
-
-
 def _has_space_prefix(found: Json) -> bool:
-    """Tells whether a space is put before each text; all spaces become `SPACE`."""
+    """Tells whether a tokenizer on characters puts a space before each text; all spaces become `SPACE`."""
     replace = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
     prepend = {"type": "Prepend", "prepend": SPACE}
     normalizer, splitting = found.get("normalizer") or {}, found.get("pre_tokenizer") or {}
@@ -298,9 +293,6 @@ def _scores(model: Json, tokens: list[str], types: list[int]) -> list[float]:
             if left in known and right in known and (left, right) not in pairs:
                 raise _refused(f"{short(left)} and {short(right)} are not merged, though {short(text)} is a token")
     return [-1.0 - rank[text] if text in rank else -1.0e6 for text in tokens]
-
-
-# Special tokens
 
 
 def _add_special(writer: gguf.GGUFWriter, artifact: Artifact, model: Json, tokens: list[str]) -> None:
