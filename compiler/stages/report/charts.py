@@ -31,14 +31,14 @@ STAR = 2.5
 """A star fills less of its area than other marks."""
 
 
+Point = tuple[float, float | None, float]
+"""(Figure across; figure up, or None for a line from the bottom to the top; amount that the mark's area shows)."""
+
+
 @dataclass(frozen=True)
 class Marks:
     name: str
-    across: tuple[float, ...]
-    up: tuple[float | None, ...]
-    """None draws a line from the bottom to the top: only the figure across is known."""
-    amounts: tuple[float, ...]
-    """Figures that the areas of the marks are proportional to."""
+    points: Sequence[Point]
     colour: str
     """One of SERIES."""
     shape: str
@@ -98,22 +98,23 @@ def marks(across: str, up: str, kinds: Sequence[Marks]) -> str:
     """Draws points by two figures, the one across logarithmic; their areas show a third. Later kinds cover earlier."""
     from matplotlib.ticker import LogLocator
 
-    largest = max(amount for kind in kinds for amount in kind.amounts)
+    points = [point for kind in kinds for point in kind.points]
+    largest = max(amount for _, _, amount in points)
 
     def draw(axes: Any) -> None:
         for order, kind in enumerate(kinds, start=3):
             colour, zorder = kind.colour, {"zorder": order}
-            known = [place for place, value in enumerate(kind.up) if value is not None]
-            xs, ys = [kind.across[place] for place in known], [kind.up[place] for place in known]
+            known = [point for point in kind.points if point[1] is not None]
+            xs, ys = [x for x, _, _ in known], [y for _, y, _ in known]
             if kind.joined:
                 axes.plot(xs, ys, color=colour, linewidth=1.2, **zorder)
-            areas = [LEAST_AREA + (MOST_AREA - LEAST_AREA) * kind.amounts[place] / largest for place in known]
+            areas = [LEAST_AREA + (MOST_AREA - LEAST_AREA) * amount / largest for _, _, amount in known]
             sizes = [area * (STAR if kind.shape == "*" else 1) for area in areas]
             colours = {"facecolors": "none" if kind.hollow else colour, "edgecolors": colour}
             axes.scatter(xs, ys, sizes, marker=kind.shape, label=kind.name, alpha=0.85, **colours, **zorder)
-            for place in set(range(len(kind.up))) - set(known):
-                axes.axvline(kind.across[place], color=colour, linestyle=":", linewidth=1.4)
-        found = [x for kind in kinds for x in kind.across]
+            for x in (x for x, y, _ in kind.points if y is None):
+                axes.axvline(x, color=colour, linestyle=":", linewidth=1.4)
+        found = [x for x, _, _ in points]
         axes.set_xscale("log")
         axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if max(found) / min(found) < MANY else (1.0,)))
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}" if value >= 10 else f"{value:g}")
@@ -208,21 +209,14 @@ def _svg(label: str, draw: Callable[[Any], None], across: str, up: str = "", hei
         "svg.hashsalt": label,
         "font.family": "sans-serif",
         "font.size": 10.5,
-        "text.color": INK,
-        "axes.edgecolor": GRID,
-        "axes.labelcolor": INK,
-        "xtick.color": INK,
-        "ytick.color": INK,
-        "grid.color": GRID,
         "grid.linewidth": 0.6,
-        "axes.grid": True,
-        "axes.axisbelow": True,
-        "axes.spines.top": False,
-        "axes.spines.right": False,
-        "legend.frameon": False,
         "legend.fontsize": 9.5,
         "legend.columnspacing": 1.2,
         "legend.handletextpad": 0.5,
+        **dict.fromkeys(("text.color", "axes.labelcolor", "xtick.color", "ytick.color"), INK),
+        **dict.fromkeys(("axes.edgecolor", "grid.color"), GRID),
+        **dict.fromkeys(("axes.grid", "axes.axisbelow"), True),
+        **dict.fromkeys(("axes.spines.top", "axes.spines.right", "legend.frameon"), False),
     }
     with matplotlib.rc_context(settings):
         figure = Figure(figsize=(WIDTH, height), layout="constrained")

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from coldpress.compiler.block_statistics import with_error
 from coldpress.compiler.headline import rate
 from coldpress.compiler.stages.report import charts
-from coldpress.compiler.stages.report.charts import SERIES, Chart, Marks
+from coldpress.compiler.stages.report.charts import SERIES, Chart, Marks, Point
 from coldpress.runtime.quantities import show_bytes
 from coldpress.runtime.quantization._mixed import in_words
 from coldpress.schemas.metrics import Metrics, WholeInDram
@@ -19,8 +19,6 @@ FRONT_COLUMNS = (
     *("tokens/s, estimated", "perplexity over the source's"),
 )
 """Columns of the table of the front, behind the selectors."""
-Point = tuple[float, float | None, int]
-"""Tokens/s, perplexity over the original's, and bytes of DRAM."""
 
 
 def compared(metrics: Metrics) -> Iterator[tuple[str, ...]]:
@@ -128,33 +126,29 @@ def _front_caption(builds: Mapping[str, Metrics], whole: tuple[WholeInDram, ...]
 def _own_marks(metrics: Metrics, of: str, colours: Sequence[str]) -> Iterator[Marks]:
     of_front, of_this, of_dense = colours
     if metrics.dense is not None:
-        run = (metrics.dense.tokens_per_s, metrics.ppl_dense / metrics.ppl_source, metrics.budget_bytes)
-        yield _marks(f"dense, same DRAM{of}", [run], of_dense, "D")
+        run = _point(metrics.dense.tokens_per_s, metrics.ppl_dense / metrics.ppl_source, metrics.budget_bytes)
+        yield Marks(f"dense, same DRAM{of}", [run], of_dense, "D")
     if known := _points(metrics.front):
-        yield _marks(f"front{of}", known, of_front, "o", joined=True)
+        yield Marks(f"front{of}", known, of_front, "o", joined=True)
     if chosen := _points(metrics.tried[:1]):
-        yield _marks(f"chosen{of}", chosen, of_front, "s", hollow=True)
-    this = (metrics.modelled_tokens_per_s, metrics.ppl_ratio, metrics.budget_bytes)
-    yield _marks(f"artifact{of}", [this], of_this, "*")
+        yield Marks(f"chosen{of}", chosen, of_front, "s", hollow=True)
+    this = _point(metrics.modelled_tokens_per_s, metrics.ppl_ratio, metrics.budget_bytes)
+    yield Marks(f"artifact{of}", [this], of_this, "*")
 
 
 def _whole_marks(metrics: Metrics) -> Iterator[Marks]:
     for whole, colour, shape in zip(metrics.in_dram, SERIES[3:], ("^", "v", "<"), strict=True):
-        point = (whole.tokens_per_s, whole.ppl_ratio, whole.dram_bytes)
-        yield _marks(f"{whole.title} in DRAM", [point], colour, shape, hollow=not whole.fits)
+        point = _point(whole.tokens_per_s, whole.ppl_ratio, whole.dram_bytes)
+        yield Marks(f"{whole.title} in DRAM", [point], colour, shape, hollow=not whole.fits)
 
 
 def _points(found: Sequence[Tried]) -> list[Point]:
     known = (each for each in found if each.ppl_ratio is not None)
-    return [(1 / each.token_s, each.ppl_ratio, each.dram_bytes or 0) for each in known if each.token_s]
+    return [_point(1 / each.token_s, each.ppl_ratio, each.dram_bytes or 0) for each in known if each.token_s]
 
 
-def _marks(
-    name: str, points: Sequence[Point], colour: str, shape: str, *, joined: bool = False, hollow: bool = False
-) -> Marks:
-    tokens_per_s = tuple(speed for speed, _, _ in points)
-    up = tuple(None if ratio is None else 100 * (ratio - 1) for _, ratio, _ in points)
-    return Marks(name, tokens_per_s, up, tuple(size for _, _, size in points), colour, shape, joined, hollow)
+def _point(tokens_per_s: float, ppl_ratio: float | None, dram_bytes: int) -> Point:
+    return tokens_per_s, None if ppl_ratio is None else 100 * (ppl_ratio - 1), dram_bytes
 
 
 def time_chart(builds: Mapping[str, Metrics]) -> Chart:
