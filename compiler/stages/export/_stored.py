@@ -25,7 +25,6 @@ UNITS_AT_A_TIME = 1024
 
 @dataclass(frozen=True)
 class StoredTensor:
-    role: str
     shape: tuple[int, ...]
     """As in the checkpoint."""
     format: FormatName | None
@@ -56,14 +55,13 @@ class StoredModel:
         self._resident = safe_open(folder / RESIDENT_FILE, framework="numpy")
         self._places: dict[str, _Place] = {}
         self.tensors = {
-            tensor.role: StoredTensor(tensor.role, tuple(tensor.shape), tensor.format)
-            for tensor in artifact.manifest.resident
+            tensor.role: StoredTensor(tuple(tensor.shape), tensor.format) for tensor in artifact.manifest.resident
         }
         for section in artifact.manifest.flash.sections:
             self._find(section)
         self._tables = {table.role: table for table in artifact.manifest.flash.tables}
         for role, table in self._tables.items():
-            self.tensors[role] = StoredTensor(role, role_shape(self.spec, role), table.format)
+            self.tensors[role] = StoredTensor(role_shape(self.spec, role), table.format)
 
     def _find(self, section: Section) -> None:
         family = next(entry for entry in self.artifact.manifest.families if entry.family == section.family)
@@ -78,7 +76,7 @@ class StoredModel:
                 for expert, name in enumerate(names):
                     role, units = f"layers.{layer}.{name}.weight", range(expert * each, (expert + 1) * each)
                     shape = role_shape(self.spec, role)
-                    self.tensors[role] = StoredTensor(role, shape, form, piece.axis == "column")
+                    self.tensors[role] = StoredTensor(shape, form, piece.axis == "column")
                     self._places[role] = _Place(section, layer, piece, units, start, stop)
                 start = stop
 
