@@ -95,10 +95,7 @@ class Setting:
             ),
             families=tuple(
                 FamilyFormat(
-                    family=family,
-                    format=base,
-                    slices=slices(family, spec),
-                    unit_bytes=unit_bytes(family, spec, base),
+                    family=family, format=base, slices=slices(family, spec), unit_bytes=unit_bytes(family, spec, base)
                 )
                 for family in families
             ),

@@ -297,10 +297,7 @@ class _Quoting:
             f"all of them, ± {wide:.0%} ({WHY_WIDE})"
         )
         return Estimate(
-            value=found.expected_s,
-            low=found.least_s / (1 + wide),
-            high=found.most_s * (1 + wide),
-            basis=words,
+            value=found.expected_s, low=found.least_s / (1 + wide), high=found.most_s * (1 + wide), basis=words
         )
 
     def _quality(self, best: Judged, division: Sparsity) -> Estimate:

@@ -24,15 +24,7 @@ from coldpress.compiler.candidates import AUTO, formats_for, misfit
 from coldpress.compiler.quality.variants import SAMPLE, head_formats, sample_bytes
 from coldpress.schemas.base import Record, Share
 from coldpress.schemas.curves import Curve, FormatLoss, HeadLoss, KvCacheLoss, Loss, Unexplored
-from coldpress.schemas.families import (
-    BLOCKS,
-    FormatName,
-    Signal,
-    activity_of,
-    dense_family,
-    num_experts,
-    num_units,
-)
+from coldpress.schemas.families import BLOCKS, FormatName, Signal, activity_of, dense_family, num_experts, num_units
 from coldpress.schemas.model import ModelSpec
 
 FILE = Path(__file__).with_name("reference.json")

@@ -72,12 +72,7 @@ def densities_of(question: DensityQuestion, source: DensitySource) -> dict[str, 
     Raises:
         ColdpressError: if the user's density does not go with the method, or the model has no exact zeros.
     """
-    found = {
-        "whole": _whole,
-        "measured": _measured,
-        "budget": _allocated,
-        "capped": _capped,
-    }
+    found = {"whole": _whole, "measured": _measured, "budget": _allocated, "capped": _capped}
     return found[source](question)
 
 

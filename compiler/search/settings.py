@@ -26,13 +26,7 @@ from coldpress.schemas.layout import KvCacheFormat
 
 
 class AllocateConfig(
-    AllocationConfig,
-    PassesConfig,
-    MethodSetting,
-    CacheSetting,
-    DraftSetting,
-    RoutingLimitSetting,
-    QualitySetting,
+    AllocationConfig, PassesConfig, MethodSetting, CacheSetting, DraftSetting, RoutingLimitSetting, QualitySetting
 ):
     """Settings of `allocate`."""
 

@@ -213,9 +213,7 @@ def needs(build: "Build") -> StageNeeds:
     layer = 4 * sum(shape[-1] for shape in build.layer_shapes)
     disk_bytes = build.model.spec.num_hidden_layers * (2 * layer + (32 << 10))
     return StageNeeds(
-        stage="importance",
-        ram_bytes=build.PYTHON_BYTES + build.BLOCK_BYTES + 8 * layer,
-        disk_bytes=disk_bytes,
+        stage="importance", ram_bytes=build.PYTHON_BYTES + build.BLOCK_BYTES + 8 * layer, disk_bytes=disk_bytes
     )
 
 

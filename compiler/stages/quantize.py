@@ -139,11 +139,7 @@ def _encode_resident(
 
 
 def _known(
-    model: Model,
-    gram: GramMatrices | None,
-    importance: Importance | None,
-    activations: Activations | None,
-    layer: int,
+    model: Model, gram: GramMatrices | None, importance: Importance | None, activations: Activations | None, layer: int
 ) -> InputStatistics:
     names = {matrix_of(role) for role in model.tensors if role.startswith(f"layers.{layer}.")}
     names &= measured_roles(model.spec)

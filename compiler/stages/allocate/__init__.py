@@ -29,11 +29,7 @@ from coldpress.compiler.quality.needs import needs_of_passes
 from coldpress.compiler.search.budgets import BudgetChoice, choices
 from coldpress.compiler.search.density import ALLOCATION_TOKENS, UNIFORM, AllocationInputs
 from coldpress.compiler.search.drafts import DraftSavings, without
-from coldpress.compiler.search.dram_shares import (
-    asked_budgets_of,
-    divided,
-    method_of,
-)
+from coldpress.compiler.search.dram_shares import asked_budgets_of, divided, method_of
 from coldpress.compiler.search.floor import Floor
 from coldpress.compiler.search.replay import Replays
 from coldpress.compiler.search.settings import AllocateConfig

@@ -19,12 +19,7 @@ import numpy as np
 from coldpress.compiler.activity.sensitivity import sensitivities
 from coldpress.compiler.candidates import ATTENTION, AUTO, DENSE, fits_columns
 from coldpress.compiler.io import load_arrays
-from coldpress.compiler.quality.variants import (
-    head_formats_of,
-    larger_formats_of,
-    sample_bytes,
-    smaller_formats_of,
-)
+from coldpress.compiler.quality.variants import head_formats_of, larger_formats_of, sample_bytes, smaller_formats_of
 from coldpress.compiler.search import Candidate, Judged
 from coldpress.compiler.search.budgets import searched_together
 from coldpress.compiler.search.by_layer import Sizes
@@ -33,12 +28,7 @@ from coldpress.compiler.search.floor import LEAST_ERROR, Floor, error_of
 from coldpress.compiler.search.judge import Searched
 from coldpress.compiler.search.settings import AllocateConfig
 from coldpress.compiler.shared_settings import WHOLE
-from coldpress.compiler.stages.allocate._mixed import (
-    Mixes,
-    expected_effects,
-    formats_of_matrices,
-    last_that_fits,
-)
+from coldpress.compiler.stages.allocate._mixed import Mixes, expected_effects, formats_of_matrices, last_that_fits
 from coldpress.compiler.stages.allocate._text_passes import TextPasses
 from coldpress.compiler.steps import Steps
 from coldpress.schemas.curves import Curves, FormatLoss, HeadLoss, KvCacheLoss, Loss
