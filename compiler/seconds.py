@@ -29,7 +29,6 @@ from coldpress.runtime.store.facts import Key
 from coldpress.runtime.store.planner import longest_read_bytes, room_bytes
 from coldpress.runtime.trace import END, FETCH, NO_IDS, Event
 from coldpress.schemas import __version__
-from coldpress.schemas.compute import Overlap
 from coldpress.schemas.device import DeviceProfile, Flash
 from coldpress.schemas.families import Formats, slices
 from coldpress.schemas.layout import Plan, Section
@@ -150,13 +149,10 @@ def simulated(setting: Setting, trace: Sequence[Event], before: Sequence[Event] 
     return simulate(setting.artifact, setting.plan, trace, before)
 
 
-def token_seconds(
-    setting: Setting, trace: Sequence[Event], before: Sequence[Event] = (), overlap: Overlap = "request"
-) -> float:
+def token_seconds(setting: Setting, trace: Sequence[Event], before: Sequence[Event] = ()) -> float:
     """Returns modelled seconds of a token of `trace`: its requests, computing, and the plan's predictors. The requests
-    for the layers of the plan's parts stand for those of all layers. `overlap` is the runtime's own; a paper's figures
-    are computed under the paper's assumption."""
-    return of_all_layers(setting, simulated(setting, trace, before), overlap)
+    for the layers of the plan's parts stand for those of all layers."""
+    return of_all_layers(setting, simulated(setting, trace, before))
 
 
 def choices_seconds(
@@ -203,10 +199,10 @@ def choices_tokens(
     ]
 
 
-def of_all_layers(setting: Setting, found: RunMetrics, overlap: Overlap = "request") -> float:
+def of_all_layers(setting: Setting, found: RunMetrics) -> float:
     """Returns modelled seconds of a token of a simulated run; the layers of the plan's parts stand for all."""
     predicting_s = weight_seconds(setting.device, coarsest(setting.formats), setting.plan.predictor_bytes)
-    return token_seconds_of(setting.manifest, setting.plan, found, overlap, predicting_s)
+    return token_seconds_of(setting.manifest, setting.plan, found, predicting_s)
 
 
 # One family's requests, for searches

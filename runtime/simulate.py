@@ -25,7 +25,6 @@ from coldpress.runtime.store.facts import Key, Observer, Purpose
 from coldpress.runtime.store.preload_room import following, reads_on
 from coldpress.runtime.store.store import Store
 from coldpress.runtime.trace import END, FETCH, PRELOAD, RESET, ROWS, STREAM, Event
-from coldpress.schemas.compute import Overlap, overlapped_seconds
 from coldpress.schemas.device import DeviceProfile
 from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.families import num_experts, unit_keys
@@ -117,20 +116,12 @@ def by_signals(
     return choose
 
 
-def token_seconds_of(
-    manifest: Manifest, plan: Plan, found: RunMetrics, overlap: Overlap = "request", more_s: float = 0.0
-) -> float:
+def token_seconds_of(manifest: Manifest, plan: Plan, found: RunMetrics, more_s: float = 0.0) -> float:
     """Returns modelled seconds of a token of a simulated run; the layers of the plan's parts stand for all layers.
     `more_s` is what a token computes besides, and the manifest does not say."""
     besides_s = resident.token_seconds(manifest, plan)
-    share = times_traced(manifest, plan)
-    computing_s, requests_s = (
-        (seconds / found.num_tokens - besides_s) * share for seconds in (found.modelled_dram_s, found.modelled_s)
-    )
-    besides_s += more_s
-    row_s = resident.row_seconds(manifest, plan)
-    flash_s = (found.modelled_flash_s / found.num_tokens - row_s) * share + row_s
-    return overlapped_seconds(overlap, flash_s, computing_s + besides_s, requests_s + besides_s)
+    requests_s = (found.modelled_s / found.num_tokens - besides_s) * times_traced(manifest, plan)
+    return requests_s + (besides_s + more_s)
 
 
 def pass_seconds(artifact: Artifact, plan: Plan, most_tokens: int) -> list[float]:

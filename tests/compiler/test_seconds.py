@@ -1,7 +1,7 @@
 """The one model of seconds: the form for searches and the dense run cost what the store on simulated flash does."""
 
 import ast
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +17,6 @@ from coldpress.runtime.cache import CacheFacts, make
 from coldpress.runtime.simulate import simulate_choices
 from coldpress.runtime.sparsity import Residency
 from coldpress.runtime.store.planner import Strided
-from coldpress.schemas.compute import Overlap
 from coldpress.schemas.device import flash_seconds
 from coldpress.schemas.families import WHOLE_MLP
 from coldpress.schemas.layout import PartPlan
@@ -180,8 +179,7 @@ def test_a_dense_run_costs_what_the_store_does(tenth: int, experts: int, inner: 
     found = simulated(setting, seconds.requests_of(tokens))
     count = len(tokens)
     assert run.token_s == pytest.approx(found.modelled_s / count)
-    for overlap in get_args(Overlap):
-        assert run.seconds(overlap) == pytest.approx(token_seconds(setting, seconds.requests_of(tokens), (), overlap))
+    assert run.token_s == pytest.approx(token_seconds(setting, seconds.requests_of(tokens)))
     assert run.flash_s == pytest.approx(found.modelled_flash_s / count)
     assert run.dram_s == pytest.approx(found.modelled_dram_s / count)
     assert run.reads_per_token == pytest.approx(found.reads / count, abs=0.5)
