@@ -1,32 +1,21 @@
 """plan: settles cache, collapse gap, pinned share, buffers, preloading and drafts; one plan per DRAM budget.
 
-Reads the budgets that `allocate` divided, the order and the placement that were found since, and the units that
-calibration tokens use. Settings are judged by the seconds of held-out tokens on the simulated device
-(compiler/stages/plan/_search.py); a user's setting is kept. The record says what was tried and why the plan is so. All
-plans share one image, and the rank by which units deserve DRAM.
+Settings are judged by the seconds of held-out tokens on the simulated device (compiler/stages/plan/_search.py); a
+user's setting is kept. All plans share one image, and the rank by which units deserve DRAM.
 """
 
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Literal
-
-from pydantic import Field
+from typing import TYPE_CHECKING
 
 from coldpress.compiler.candidates import AUTO, caches_for
 from coldpress.compiler.draft_passes import MODEL
 from coldpress.compiler.io import load_arrays
-from coldpress.compiler.shared_settings import CacheSetting, DraftSetting, PinnedShareSetting
+from coldpress.compiler.sections import bookkeeping_bytes
 from coldpress.compiler.stages.plan import drafting, preloading
-from coldpress.compiler.stages.plan._search import Found, Given, PlanInputs, gap_costs, replays, search
-from coldpress.compiler.stages.plan._slot_shares import (
-    Division,
-    SlotSettings,
-    fixed_bytes,
-    pinned_units,
-    spared_bytes,
-    with_pins,
-)
+from coldpress.compiler.stages.plan._search import Found, PlanConfig, PlanInputs, gap_costs, replays, search
+from coldpress.compiler.stages.plan._slot_shares import Division, SlotSettings, fixed_bytes, pinned_units, with_pins
 from coldpress.runtime.drafts import NO_DRAFT
 from coldpress.runtime.dram import experts
 from coldpress.runtime.dram.budget import holds_everything
@@ -34,12 +23,11 @@ from coldpress.runtime.plugins import load
 from coldpress.runtime.sparsity import Selector
 from coldpress.runtime.store.preload_room import NOTHING, USUAL_GUESS, Preloading
 from coldpress.schemas.activations import Activations
-from coldpress.schemas.config import Key
 from coldpress.schemas.corpus import Corpus
 from coldpress.schemas.device import DeviceProfile, Flash
 from coldpress.schemas.drafter import Drafter
 from coldpress.schemas.errors import ColdpressError
-from coldpress.schemas.layout import Collapse, Layout, Plan
+from coldpress.schemas.layout import Layout, Plan
 from coldpress.schemas.model import Model
 from coldpress.schemas.order import Order
 from coldpress.schemas.placement import Placement
@@ -54,23 +42,6 @@ if TYPE_CHECKING:
 LOG = logging.getLogger(__name__)
 EQUAL_SHARE = 0.005
 """A collapse gap counts as one of the best if its flash time exceeds the least by at most this share."""
-
-
-class PlanConfig(CacheSetting, PinnedShareSetting, DraftSetting):
-    """Settings of `plan`."""
-
-    collapse: Annotated[Collapse, Key()] = Field(
-        default="static",
-        description="whether reads are joined over the gap that is best for the device, or over one that the runtime "
-        "finds while it runs, beginning there; static for a selector with use_read_units, whose tokens would depend on "
-        "measured seconds",
-    )
-    preload: Annotated[Literal["off", "on", "auto"], Key()] = Field(
-        default="off",
-        description="whether what later layers will probably use is read while earlier ones compute; auto: where the "
-        "device's law and the measured likeness of layers say that it pays; a plan that uses every unit has nothing to "
-        "guess, and preloads wherever that is faster",
-    )
 
 
 def run(
@@ -107,7 +78,6 @@ def run(
 
 
 def needs(build: "Build") -> StageNeeds:
-    """Counts the units of replayed tokens, and the bits of a layer's units."""
     bits = build.layer_units(build.families) * build.num_tokens // 4
     return StageNeeds(stage="plan", ram_bytes=build.PYTHON_BYTES + 2 * build.BLOCK_BYTES + bits, disk_bytes=0)
 
@@ -122,12 +92,16 @@ def _divisions(
     """Returns the budgets, the largest first; raises as `run`. `place` pins units for the smallest."""
     model, sections, device = known.model, known.sections, known.device
     caches = {*caches_for(config.cache), *(decision.cache for decision in decisions)}
+    page_bytes = device.flash.page_bytes.value
     names = plan_names([decision.budget.dram_budget_bytes for decision in decisions])
     found: list[Division] = []
     for name, decision in zip(names, decisions, strict=True):
         fixed = fixed_bytes(model, decision, predictors, sections, device, caches, len(decisions))
-        # with several plans, the largest cache of all of them counts
-        spared = {} if decisions[1:] else spared_bytes(fixed, model, decision, sections, device, caches)
+        choice = decision.format, decision.method
+        spared = {
+            cache: fixed.bookkeeping - bookkeeping_bytes(model.spec, sections, *choice, {cache}, page_bytes)
+            for cache in (() if decisions[1:] else caches)  # of several plans, the largest cache of all counts
+        }
         found.append(Division(name, model, decision, sections, fixed, device, config.collapse, spared_bytes=spared))
     pinned, smallest = pinned_units(sections, placement), found[-1]
     found = [with_pins(division, smallest, pinned, config.pinned_share) for division in found]
@@ -154,8 +128,7 @@ def _settled(
     if (why_not := _why_not_searched(division.plan(start), division, known)) is not None:
         found = Found(start, reasons=[why_not])
     else:
-        given = Given(config.cache, config.cache_options, config.pinned_share)
-        found = search(division, start, given, order, replays(known, sparsity))
+        found = search(division, start, config, order, replays(known, sparsity))
     settings = replace(found.settings, preloading=_preloading(config, division, known, found.settings))
     plan = division.plan(settings)
     if settings.preloading.buffer_bytes:
@@ -234,9 +207,9 @@ def _preloading(config: PlanConfig, division: Division, known: PlanInputs, setti
         lambda tried: division.plan(replace(settings, preloading=tried)),
         division.unpinned_bytes(settings),
     )
+    found, share = preloading.best(run)
     if config.preload == AUTO:
-        return preloading.chosen(run)
-    found, _ = preloading.best(run)
+        return found if share < preloading.worth(run.sections) else NOTHING
     if not found.buffer_bytes:  # the quality of guesses is unknown: assume the usual share
         found = preloading.fitting(run, USUAL_GUESS)
     if not found.buffer_bytes:

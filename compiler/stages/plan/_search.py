@@ -3,34 +3,36 @@
 A change is kept only if it makes a token clearly faster, and all of them only if they do so on other windows, too. So a
 plan is never slower than the default one: lfu, the gap that `order` found, the units that `place` pins.
 
-Tokens are decoded on the simulated device (compiler/seconds.py) under a plan, with the build's own placement and order.
-Four layers stand for all. Caches are full before a token counts. Only the units of the smallest plan were recorded: a
-plan of another density is given as many of them as it would use, drawn at random, which is the worst case for caches.
+Tokens are decoded on the simulated device (compiler/seconds.py), with full caches. Only the units of the smallest plan
+were recorded: a plan of another density gets as many, drawn at random, which is the worst case for caches.
 """
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Annotated, Literal
 
 import numpy as np
+from pydantic import Field
 
 from coldpress.compiler import seconds
 from coldpress.compiler.activity.held_out import Context, Trace, Window, split_tokens, traces_of
 from coldpress.compiler.candidates import AUTO, caches_for, own_cache_options
 from coldpress.compiler.cost_model import PEAK_READ_BYTES
-from coldpress.compiler.seconds import FILLING, WORTH, Key, Setting, filling_requests
+from coldpress.compiler.seconds import FILLING, WORTH, Setting, filling_requests
+from coldpress.compiler.shared_settings import CacheSetting, DraftSetting, PinnedShareSetting
 from coldpress.compiler.stages.plan._slot_shares import Division, SlotSettings
 from coldpress.runtime.cache import CachePolicy, show_choice
 from coldpress.runtime.extents import span_bytes
 from coldpress.runtime.plugins import load_class
 from coldpress.runtime.quantities import show_number
 from coldpress.runtime.store.preload_room import scattered
-from coldpress.runtime.trace import END, FETCH, NO_IDS, RESET, Event
+from coldpress.runtime.trace import NO_IDS, RESET, Event
 from coldpress.schemas.activations import Activations
-from coldpress.schemas.base import Options
+from coldpress.schemas.config import Key
 from coldpress.schemas.device import DeviceProfile
 from coldpress.schemas.families import num_units
-from coldpress.schemas.layout import Plan, Section
+from coldpress.schemas.layout import Collapse, Plan, Section
 from coldpress.schemas.model import Model, ModelSpec
 from coldpress.schemas.order import Order
 from coldpress.schemas.placement import Placement
@@ -71,11 +73,11 @@ class PlanInputs:
         return Setting(model, recorded.formats, self.device, self.sections, plan, self._orders, self._ranks)
 
     @cached_property
-    def _orders(self) -> dict[Key, np.ndarray]:
+    def _orders(self) -> dict[seconds.Key, np.ndarray]:
         return seconds.built_orders(self.order)
 
     @cached_property
-    def _ranks(self) -> dict[Key, np.ndarray]:
+    def _ranks(self) -> dict[seconds.Key, np.ndarray]:
         return seconds.built_ranks(self.placement, self.sections)
 
     def traces(
@@ -123,15 +125,10 @@ class Replay:
 
 def filling(setting: Setting) -> list[Event]:
     """Requests all units of a plan's parts once, as tokens from 1 on, and then begins a new context."""
-    found: list[Event] = []
-    family = setting.sections[0].family
-    parts = setting.plan.parts
-    requests = [filling_requests(setting.artifact.rank(part.layer, part.family)) for part in parts]
-    for number in range(FILLING):
-        for part, ids in zip(parts, requests, strict=True):
-            found.append(Event(FETCH, number + 1, part.layer, part.family, ids[number]))
-        found.append(Event(END, number + 1, 0, family, NO_IDS))
-    return [*found, Event(RESET, 0, 0, family, NO_IDS)]
+    keys = [(part.layer, part.family) for part in setting.plan.parts]
+    requests = zip(*(filling_requests(setting.artifact.rank(*key)) for key in keys), strict=True)
+    tokens = [dict(zip(keys, ids, strict=True)) for ids in requests]
+    return [*seconds.requests_of(tokens), Event(RESET, 0, 0, setting.sections[0].family, NO_IDS)]
 
 
 def as_dense_as(trace: Trace, recorded: Sparsity, wanted: Sparsity, spec: ModelSpec) -> Trace:
@@ -172,18 +169,27 @@ class Found:
     reasons: list[str] = field(default_factory=list)
 
 
-@dataclass(frozen=True)
-class Given:
-    cache: str
-    """A policy, or `auto`."""
-    cache_options: Options
-    pinned_share: float | None
+class PlanConfig(CacheSetting, PinnedShareSetting, DraftSetting):
+    """Settings of `plan`."""
+
+    collapse: Annotated[Collapse, Key()] = Field(
+        default="static",
+        description="whether reads are joined over the gap that is best for the device, or over one that the runtime "
+        "finds while it runs, beginning there; static for a selector with use_read_units, whose tokens would depend on "
+        "measured seconds",
+    )
+    preload: Annotated[Literal["off", "on", "auto"], Key()] = Field(
+        default="off",
+        description="whether what later layers will probably use is read while earlier ones compute; auto: where the "
+        "device's law and the measured likeness of layers say that it pays; a plan that uses every unit has nothing to "
+        "guess, and preloads wherever that is faster",
+    )
 
 
 def search(
-    division: Division, start: SlotSettings, given: Given, order: Sequence[Order], replays: tuple[Replay, Replay]
+    division: Division, start: SlotSettings, given: PlanConfig, order: Sequence[Order], replays: tuple[Replay, Replay]
 ) -> Found:
-    """Changes nothing that is `given`; chooses on the first tokens of `replays`, and confirms on the second ones."""
+    """Changes no setting that is `given`; chooses on the first tokens of `replays`, confirms on the second ones."""
     choosing, confirming = replays
     measured = choosing.measure(division.plan(start))
     found = Found(start, measured, measured.token_s)
@@ -247,7 +253,7 @@ def _confirm(found: Found, start: SlotSettings, division: Division, other: Repla
     found.tried = [entry.model_copy(update={"kept": False}) for entry in found.tried]
 
 
-def _caches(now: SlotSettings, given: Given) -> Iterable[Change]:
+def _caches(now: SlotSettings, given: PlanConfig) -> Iterable[Change]:
     if given.cache == AUTO:
         for name in filter(_admits, caches_for(AUTO)):
             options = own_cache_options(name, given.cache_options)
@@ -262,7 +268,7 @@ def _gaps(now: SlotSettings, order: Sequence[Order]) -> Iterable[Change]:
         yield f"gap of {gap_bytes} bytes", replace(now, gap_bytes=gap_bytes)
 
 
-def _shares(now: SlotSettings, given: Given) -> Iterable[Change]:
+def _shares(now: SlotSettings, given: PlanConfig) -> Iterable[Change]:
     if given.pinned_share is None and _admits(now.cache):
         for share in SHARES:
             yield f"{share:.0%} of the units' DRAM pinned in every part", replace(now, pinned_share=share)
@@ -276,7 +282,7 @@ def _buffers(now: SlotSettings, division: Division) -> Iterable[Change]:
             yield f"read buffer of {size} bytes", replace(now, read_buffer_bytes=size)
 
 
-def _largest_buffer(now: SlotSettings, given: Given, division: Division) -> Iterable[Change]:
+def _largest_buffer(now: SlotSettings, given: PlanConfig, division: Division) -> Iterable[Change]:
     """Offers a buffer that holds a whole request: with little DRAM it may be worth more than slots and bookkeeping."""
     page_bytes = division.device.flash.page_bytes.value
     changes = [("", now), *((f"{words} and ", settings) for words, settings in _caches(now, given))]

@@ -62,22 +62,6 @@ def fixed_bytes(
     )
 
 
-def spared_bytes(
-    fixed: Held,
-    model: Model,
-    sparsity: Sparsity,
-    sections: Sequence[Section],
-    device: DeviceProfile,
-    caches: Collection[CacheName],
-) -> dict[CacheName, int]:
-    """Returns the bytes that each cache leaves of the bookkeeping in `fixed`, in an artifact with one plan."""
-    page_bytes, choice = device.flash.page_bytes.value, (sparsity.format, sparsity.method)
-    return {
-        cache: fixed.bookkeeping - bookkeeping_bytes(model.spec, sections, *choice, {cache}, page_bytes)
-        for cache in caches
-    }
-
-
 @dataclass(frozen=True)
 class Division:
     name: str
@@ -98,7 +82,6 @@ class Division:
 
     @property
     def free_bytes(self) -> int:
-        """Returns the DRAM for units and buffers, whichever cache the plan gets."""
         return self.budget_bytes - self.fixed.num_bytes
 
     def free_bytes_with(self, cache: CacheName) -> int:
@@ -117,7 +100,6 @@ class Division:
 
     @property
     def room_bytes(self) -> int:
-        """Returns the DRAM for units beside the usual buffers."""
         return self.free_bytes - sum(self.buffers)
 
     @cached_property
@@ -127,11 +109,7 @@ class Division:
         return dict(sorted(found.items(), key=lambda item: item[0][0]))
 
     def check(self) -> None:
-        """Refuses pinned units that do not fit.
-
-        Raises:
-            OverBudgetError: naming all uses of the budget.
-        """
+        """Raises OverBudgetError, which names all uses of the budget, if pinned units do not fit."""
         if self.pinned_bytes > self.room_bytes:
             held = self.fixed._replace(buffers=sum(self.buffers))
             remedy = "use a shorter context_length or raise dram_budget"
@@ -190,7 +168,6 @@ class Division:
 
     @cached_property
     def _arrays(self) -> tuple[SelectorArray, ...]:
-        """The selector's arrays in the tables, by layer, family and name."""
         kept = load("coldpress.runtime.sparsity", Selector, self.sparsity.method).KEPT
         return tuple(
             SelectorArray.model_validate(
@@ -203,11 +180,8 @@ class Division:
 
 
 def pinned_units(sections: Sequence[Section], placement: Placement) -> dict[Key, int]:
-    """Returns the units that `place` pins, by layer and family.
-
-    Raises:
-        ColdpressError: if the placement is of another model or method.
-    """
+    """Returns the units that `place` pins, by layer and family; raises ColdpressError if the placement is of another
+    model or method."""
     pinned = {(entry.layer, entry.family): entry.num_pinned for entry in placement.layers}
     found: dict[Key, int] = {}
     for section in sections:

@@ -33,14 +33,6 @@ COUNTS = (1, 2, 4)
 """Numbers of drafts per pass that are compared."""
 
 
-class DraftedText(NamedTuple):
-    """A text of `num_tokens` as a run that drafts would write it; its first token is the prompt."""
-
-    num_tokens: int
-    drafts: tuple[int, ...]
-    """The number of drafts of each pass."""
-
-
 class Gain(NamedTuple):
     draft: str
     draft_tokens: int
@@ -75,11 +67,7 @@ def with_draft_model(setting: Setting, drafter: Drafter) -> tuple[Plan, str]:
 def with_draft(named: str, setting: Setting, blocks: Callable[[], np.ndarray]) -> tuple[Plan, str]:
     """Returns the setting's plan, complete but for drafts, with the draft that it gets, and the reason. `named` is a
     file of runtime/drafts, or `auto`; `blocks` gives validation text, int [num_blocks, block_tokens], where drafts may
-    pay.
-
-    Raises:
-        ColdpressError: if a draft is named, and a token changes what the next one uses.
-    """
+    pay. Raises ColdpressError if a draft is named, and a token changes what the next one uses."""
     plan = setting.plan
     why_not = _why_not(setting)
     if named != AUTO and sees_others(plan):
@@ -121,22 +109,23 @@ def gains(names: Sequence[str], blocks: np.ndarray, pass_s: Sequence[float]) -> 
     """Returns the gain of each draft of `names`, files of runtime/drafts, with each of `COUNTS`, on `blocks` int
     [num_blocks, block_tokens]; `pass_s`: seconds of passes of 1, 2, ... tokens, one more than the largest of COUNTS."""
     found: list[Gain] = []
+    written = blocks.shape[1] - 1
     for name in names:
         draft = load("coldpress.runtime.drafts", Draft, name)
         for count in COUNTS:
             runs = [replayed(draft, block.tolist(), count) for block in blocks]
-            speeds = np.array([pass_s[0] * run.num_tokens / sum(pass_s[n] for n in run.drafts) for run in runs])
+            speeds = np.array([pass_s[0] * written / sum(pass_s[drafts] for drafts in run) for run in runs])
             # a single block says nothing about others
             error = float(speeds.std(ddof=1) / len(speeds) ** 0.5) if len(speeds) > 1 else math.inf
-            passes = sum(len(run.drafts) for run in runs)
-            tokens, drafts = sum(run.num_tokens for run in runs), sum(sum(run.drafts) for run in runs)
+            passes, drafts = sum(map(len, runs)), sum(map(sum, runs))
+            tokens = written * len(runs)
             found.append(Gain(name, count, float(speeds.mean()), error, tokens / passes, drafts / passes))
     return found
 
 
-def replayed(draft: Draft, text: Sequence[int], draft_tokens: int) -> DraftedText:
-    """Returns the passes in which a run that drafts would write `text` after its first token, which is given. A pass
-    proposes at most `draft_tokens`, keeps the first ones that are the text's, and adds one more
+def replayed(draft: Draft, text: Sequence[int], draft_tokens: int) -> list[int]:
+    """Returns the number of drafts of each pass of a run that drafts and writes `text` after its first token, which is
+    given. A pass proposes at most `draft_tokens`, keeps the first ones that are the text's, and adds one more
     (runtime/generate/speculation.py)."""
     seen, drafts = [text[0]], list[int]()
     with draft.drafting(len(text)) as propose:
@@ -147,4 +136,4 @@ def replayed(draft: Draft, text: Sequence[int], draft_tokens: int) -> DraftedTex
             num_right = right.index(False) if False in right else len(right)
             drafts.append(len(proposed))
             seen += text[len(seen) : len(seen) + num_right + 1]
-    return DraftedText(len(text) - 1, tuple(drafts))
+    return drafts

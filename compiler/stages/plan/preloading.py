@@ -51,7 +51,6 @@ class PreloadInputs:
     sparsity: Sparsity
     """The choice of the plan's budget."""
     plan: Callable[[Preloading], Plan]
-    """Returns the build's plan if it preloads by the given amount."""
     free_bytes: int
     """DRAM for units and the preload buffer, without pinned units."""
 
@@ -113,14 +112,8 @@ def best(run: PreloadInputs) -> tuple[Preloading, float]:
     return found, with_s[found] / without_s if without_s else 1.0
 
 
-def chosen(run: PreloadInputs) -> Preloading:
-    """Returns the preloading for `preload=auto`: none where it does not pay."""
-    found, share = best(run)
-    return found if share < worth(run.sections) else NOTHING
-
-
 def worth(sections: Sequence[Section]) -> float:
-    """Returns the share of the time without preloading that a token must stay below."""
+    """Returns the share of the time without preloading that a token must stay below for `preload=auto`."""
     return WORTH_IN_GROUPS if any(len(section.layers) > 1 for section in sections) else WORTH
 
 
@@ -176,11 +169,10 @@ def _shared(run: PreloadInputs, section: Section) -> float:
 
 
 @lru_cache(maxsize=4096)
-def guess_precision(overlap: float, density: float, guess: float, steps: int = 1) -> float:
+def guess_precision(overlap: float, density: float, guess: float) -> float:
     """Returns the expected precision of a guess, for jointly normal inputs of two layers: those units of the earlier
     layer with the largest entries, a share `guess` of them. `overlap` is the share of a layer's units that the layer
-    before uses too, 0 if unknown; `density` that of all units that a layer uses; the correlation falls with each of
-    `steps` layers."""
+    before uses too, 0 if unknown; `density` that of all units that a layer uses."""
     if density >= 1 or overlap >= 1:
         return 1.0
     if overlap <= density:  # no more than by chance; 0 (unknown) counts as never right
@@ -189,7 +181,7 @@ def guess_precision(overlap: float, density: float, guess: float, steps: int = 1
     for _ in range(30):
         middle = (low + high) / 2
         low, high = (middle, high) if _both(middle, density, density) < overlap else (low, middle)
-    return _both(low**steps, density, guess * density)
+    return _both(low, density, guess * density)
 
 
 def _both(cosine: float, density: float, most_certain: float) -> float:
