@@ -1,12 +1,9 @@
 """Decides the order of every family's units on flash, layer by layer, from co-activation (Ripple 4).
 
-Reads packed activation bits, which units `place` pinned, and the device's flash. Returns a permutation per layer and
-family, the share of activations whose flash neighbour is active too, and the modelled flash time on the last
-calibration tokens for each collapse gap, from which `layout` takes the plan's. A family that is always used whole gains
-nothing and keeps the model's order. In a mixture, experts stay together: experts that are used whole are ordered as
-such; else the units of each expert are ordered, one expert after another, and only units of one expert are paired.
-Layers that lie together on flash (`sparsity.layers_per_group`, ActiveFlow 3) share one permutation: their activity is
-counted together, and the cost of an order is the sum over the layers.
+A family that is always used whole gains nothing and keeps the model's order. In a mixture, experts stay together:
+experts that are used whole are ordered as such; else the units of each expert are ordered, one expert after another,
+and only units of one expert are paired. Layers that lie together on flash (`sparsity.layers_per_group`, ActiveFlow 3)
+share one permutation: their activity is counted together, and the cost of an order is the sum over the layers.
 
 A heuristic is a file of this package whose class `Plugin` extends `Heuristic` (_task.py).
 """
@@ -96,8 +93,7 @@ def run(
 
 
 def needs(build: "Build") -> StageNeeds:
-    """Counts the heuristic's squares of pair counts, one run of sorted pairs, and the bits of a family. Pairs are those
-    of experts that are used whole, else those of one expert's units at a time."""
+    """Counts the heuristic's squares of pair counts, one run of sorted pairs, and the bits of a family."""
     spec, families = build.model.spec, build.families
     whole = build.density_sources == {"whole"}  # then experts are ordered, not units
     counted = [(num_experts(family, spec), num_units(family, spec)) for family in families]
@@ -111,11 +107,7 @@ def needs(build: "Build") -> StageNeeds:
 
 
 def groups_of(sparsity: Sparsity, model: Model, layers: tuple[int, ...]) -> list[range]:
-    """Returns the groups of `layers`, in the order of `layers`.
-
-    Raises:
-        ColdpressError: if `layers` cut a group.
-    """
+    """Returns the groups of `layers`, in the order of `layers`; raises ColdpressError if `layers` cut a group."""
     groups = [group for group in sparsity.groups(model.spec.num_hidden_layers) if set(group) & set(layers)]
     for group in groups:
         missing = sorted(set(group) - set(layers))
@@ -179,11 +171,8 @@ class OrderInputs:
         return OrderTask(demand, size * self.unit_bytes(group[0], family), self.device.flash)
 
     def activity(self, group: range, family: FamilyName) -> Activity:
-        """Returns the layers' bits side by side. If no layer has bits since all are used whole, one token uses all.
-
-        Raises:
-            ColdpressError: if a partly used layer has no bits.
-        """
+        """Returns the layers' bits side by side. If no layer has bits since all are used whole, one token uses all;
+        raises ColdpressError if a partly used layer has none."""
         units = num_units(family, self.model.spec)
         found = [self._statistics(layer, family) for layer in group]
         has_bits = any(statistics and statistics.density is not None for statistics in found)
@@ -211,7 +200,6 @@ class OrderInputs:
 
 
 def _bits(statistics: FamilyStatistics | None, num_units: int, num_tokens: int) -> np.ndarray:
-    """Returns packed activations; all ones for a layer that is always used whole and has no bits."""
     if statistics is not None and statistics.density is not None:
         return load_arrays(statistics.arrays, "bits")["bits"]
     whole = np.packbits(np.ones(num_tokens, bool), bitorder="little")

@@ -1,9 +1,8 @@
 """Defines an ordering heuristic, its task, and its result.
 
-A heuristic is a file of this package whose class `Plugin` extends `Heuristic`. Its task has three parts, each of which
-caches its counts: `Activity` is what calibration saw, `Demand` is what flash is read for under a plan's pins and cache,
-and `OrderTask` adds the device; tasks for several devices share one demand. Orders are judged on the last tokens:
-`fitting` is the task without them, `judge` gives an order's modelled time on them.
+A task has three parts, each of which caches its counts: `Activity` is what calibration saw, `Demand` is what flash is
+read for under a plan's pins and cache, and `OrderTask` adds the device. Orders are judged on the last tokens: `fitting`
+is the task without them, `judge` gives an order's modelled time on them.
 
 An order's cost is the flash seconds of a token, after page rounding and access collapse (Ripple 5.1). They are needed
 for thousands of tokens under many gaps for each order that is tried, so `modelled` is a short form of
@@ -17,7 +16,7 @@ whose seconds add up.
 """
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, ClassVar, NamedTuple
@@ -161,11 +160,6 @@ class Activity:
         found = self.by_layer[:, :, start // 8 : -(-stop // 8)]
         return replace(self, bits=np.ascontiguousarray(found).reshape(len(found), -1), num_tokens=stop - start)
 
-    def each_layer(self, change: Callable[[int, np.ndarray], np.ndarray]) -> "Activity":
-        """Replaces the bits of each layer by `change(index of the layer in the group, its bits)`, of equal shape."""
-        parts = [change(number, self.by_layer[:, number]) for number in range(self.num_layers)]
-        return replace(self, bits=parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1))
-
 
 @dataclass(frozen=True)
 class Demand:
@@ -175,7 +169,6 @@ class Demand:
     pinned: np.ndarray
     """bool [num_layers, num_units]: units that `place` keeps in DRAM, so flash is never read for them."""
     cache: str
-    """The plan's cache policy: a file of runtime/cache."""
     cache_slots: tuple[int, ...]
     """Units of the family that each layer's cache holds beside the pinned ones."""
     search_tokens: int
@@ -212,11 +205,11 @@ class Demand:
     def _reads_from(self, start: int) -> Activity:
         """Returns what flash is read for from token `start` on, rounded down to a whole byte of bits."""
         late = self.activity.between(max(0, start) // 8 * 8, self.activity.num_tokens)
-        return late.each_layer(
-            lambda layer, bits: read_bits(
-                bits, late.num_tokens, self.pinned[layer], self.cache, self.cache_slots[layer], self.cache_options
-            )
-        )
+        parts = [
+            read_bits(bits, late.num_tokens, pinned, self.cache, slots, self.cache_options)
+            for bits, pinned, slots in zip(late.by_layer.swapaxes(0, 1), self.pinned, self.cache_slots, strict=True)
+        ]
+        return replace(late, bits=parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1))
 
 
 @dataclass(frozen=True)
@@ -232,13 +225,7 @@ class OrderTask:
 
     @property
     def num_units(self) -> int:
-        """The number of units to order, pinned ones included."""
         return len(self.activity.bits)
-
-    @property
-    def stride_bytes(self) -> int:
-        """Bytes from one unit on flash to the next: the parts of all layers (design, section 1)."""
-        return self.activity.num_layers * self.unit_bytes
 
     @property
     def fitting(self) -> "OrderTask":
@@ -266,7 +253,7 @@ class OrderTask:
 
 
 class Heuristic(PluginBase):
-    """Orders the units of one family. The base class of all heuristics."""
+    """The base class of all heuristics."""
 
     COUNT_SQUARES: ClassVar[int] = 1
     """The most squares of pair counts [num_units, num_units] held at a time, for `preflight`."""

@@ -1,22 +1,17 @@
 """Decides which units stay in DRAM: PowerInfer's integer program with all its constraints (6, Eqs. 1-8).
 
-Reads activation counts and bits, the DRAM that `allocate` left for units, and the device's bandwidths; returns where
-every unit is. How much of the DRAM is pinned and how much is left to the dynamic cache is decided by replaying
-tokens: for each candidate share the placement is made from the first tokens, and the plan's own cache policy
-(runtime/cache) runs over windows of the held-out ones; compiler/seconds.py turns misses into reads and seconds. Units
-lie in natural order, since the order on flash is found after the placement, and requests have the whole read buffer;
-all shares are compared under the same order and buffer. The smallest share that costs nearly the least wins: a cache
-adapts to a text that differs from the calibration text, pinned units do not.
+How much of the units' DRAM is pinned and how much is left to the dynamic cache is decided by replaying tokens: for each
+candidate share the placement is made from the first tokens, and the plan's own cache policy (runtime/cache) runs over
+windows of the held-out ones; compiler/seconds.py turns misses into reads and seconds. Units lie in natural order, since
+the order on flash is found after the placement. The smallest share that costs nearly the least wins: a cache adapts to
+a text that differs from the calibration text, pinned units do not.
 
-Dense runs need no program: every token uses every unit, so all units are worth the same. Then only layers that are not
-read at all save time: a layer that misses one unit still waits for its first byte. `whole_layers` pins layers from the
-first on, and the next one as far as it fits; no placement has a larger objective (Eq. 2), since all counts are equal
-and the bytes left are too few for a unit. For a mixture whose experts are used whole this is one candidate: some
-experts are used more often than others, which other placements and caches exploit. Where the next layer's units are
-preloaded while a layer computes, nothing waits for a first byte: then every layer has as many pinned units (`evenly`),
-so that all of them read and compute for equally long.
-
-The program and its solution are in _program.py.
+Dense runs need no program (_program.py): every token uses every unit, so all units are worth the same. Then only layers
+that are not read at all save time: a layer that misses one unit still waits for its first byte (`whole_layers`); no
+placement has a larger objective (Eq. 2), since all counts are equal and the bytes left are too few for a unit. For a
+mixture whose experts are used whole this is one candidate: some experts are used more often than others, which other
+placements and caches exploit. Where the next layer's units are preloaded while a layer computes, nothing waits for a
+first byte: then every layer has as many pinned units (`evenly`), so that all of them read and compute for equally long.
 """
 
 import logging
@@ -110,11 +105,8 @@ def run(
     device: DeviceProfile,
     work: Workspace,
 ) -> Placement:
-    """Solves the placement of all layers and families at once.
-
-    Raises:
-        ColdpressError: if counts are missing, or DRAM is not faster than flash.
-    """
+    """Solves the placement of all layers and families at once; raises ColdpressError if counts are missing, or DRAM is
+    not faster than flash."""
     sparsity = sparsity.smallest
     counts = counts_of(model.spec, activations, sparsity, activations.num_tokens)
     share, whole, tried = _pinned_share(config, model.spec, activations, sparsity, device)
@@ -150,11 +142,8 @@ def needs(build: "Build") -> StageNeeds:
 
 
 def counts_of(spec: ModelSpec, activations: Activations, sparsity: Sparsity, num_tokens: int) -> Counts:
-    """Counts over the first `num_tokens` tokens. Every token uses all units of a family with density 1.
-
-    Raises:
-        ColdpressError: if another family was not counted.
-    """
+    """Counts over the first `num_tokens` tokens. Every token uses all units of a family with density 1; raises
+    ColdpressError if another family was not counted."""
     found: Counts = {}
     for layer, family in unit_keys(sparsity.families, spec):
         if always_used(sparsity, layer, family):
@@ -185,7 +174,6 @@ def _choices(problem: Problem, whole: bool, preloads: bool) -> tuple[Sequence[Un
 def _problem(
     config: PlaceConfig, spec: ModelSpec, counts: Counts, sparsity: Sparsity, device: DeviceProfile, share: float
 ) -> Problem:
-    """Builds the problem of pinning in `share` of the units' DRAM."""
     total = sum(values.size for values in counts.values())
     batch_units = config.batch_units or (1 if total <= SINGLE_UNIT_ITEMS else MAX_BATCH_UNITS)
     groups: list[Group] = []
@@ -217,7 +205,7 @@ def _pinned_share(
     share = choose_share(tried)
     if _experts_are_whole(spec, sparsity):
         problem = _problem(config, spec, counts, sparsity, device, 1.0)
-        seconds = whole_layers_seconds(problem, whole_layers(problem), sparsity, device, traces)
+        seconds = whole_layers_seconds(problem, sparsity, device, traces)
         LOG.info("place: whole layers pinned: %.4g s of flash a token", seconds)
         if seconds < next(entry.flash_s_per_token for entry in tried if entry.share == share):
             return 1.0, True, tuple(tried)
@@ -273,17 +261,13 @@ def replay(
 
 
 def whole_layers_seconds(
-    problem: Problem,
-    choices: Sequence[UnitChoice],
-    sparsity: Sparsity,
-    device: DeviceProfile,
-    traces: tuple[Trace, ...],
+    problem: Problem, sparsity: Sparsity, device: DeviceProfile, traces: tuple[Trace, ...]
 ) -> float:
     """Returns modelled flash seconds of a token if some layers are pinned whole and the others are not cached. An upper
     bound: all units of a partly pinned layer count as read."""
     groups = {(group.layer, group.family): group for group in problem.groups}
     read = dict.fromkeys((group.family for group in problem.groups), 0)
-    for group, choice in zip(problem.groups, choices, strict=True):
+    for group, choice in zip(problem.groups, whole_layers(problem), strict=True):
         read[group.family] += units_of(group, choice) < group.units.size
     total = 0.0
     for family, num_read in read.items():

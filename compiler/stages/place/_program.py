@@ -13,13 +13,11 @@ Impacts of batches fall, so the impact of the first n is concave in n, and the l
 envelope) can replace it: steps of one tangent share a column, and the program's optimum is never below the true one.
 
 The solver gets the counts that a bound leaves open. With a price per byte of DRAM (the Lagrange multiplier of Eq. 6)
-groups no longer depend on each other, and the best count of each is found exactly, C_l included. Whatever the price,
-the sum is a proven bound; `lowest_bound` looks for the lowest, which is convex in the price, by cutting planes.
-`open_spans` drops every count whose own bound stays below a known solution (reduced-cost fixing): no optimum is lost.
-
-How many counts stay open depends on a solution's value, which is not known beforehand: the search starts from a guess,
-and if the answer is worse than the guess, it solves again with the counts that this answer leaves open. So every count
-left out is worth less than the answer, and the solver's proof holds for the whole problem.
+groups no longer depend on each other, and the best count of each is found exactly, C_l included; whatever the price,
+the sum is a proven bound. `open_spans` drops every count whose own bound stays below a known solution (reduced-cost
+fixing). That solution's value is first guessed; if the answer is worse, the search solves again with the counts that
+this answer leaves open. So every count left out is worth less than the answer, and the solver's proof holds for the
+whole problem.
 """
 
 import math
@@ -81,7 +79,6 @@ class Group:
 
     @property
     def can_pin(self) -> bool:
-        """True if the group has at least C_l units."""
         return self.min_units <= self.units.size
 
     def least_batches(self, with_rest: bool) -> int:
@@ -115,11 +112,8 @@ def make_group(
 
 def min_units(unit_bytes: int, device: DeviceProfile) -> int:
     """Returns C_l of Eq. 4 with the times of Eq. 5: a unit's bytes over DRAM's bandwidth, and one read of whole pages
-    with the queue full. Computing with a unit takes equally long wherever it came from, so it is in neither.
-
-    Raises:
-        ColdpressError: if DRAM is not faster than flash.
-    """
+    with the queue full. Computing with a unit takes equally long wherever it came from, so it is in neither. Raises
+    ColdpressError if DRAM is not faster than flash."""
     flash, page, together = device.flash, device.flash.page_bytes.value, device.flash.queue_depth.value
     dram_s = unit_bytes / device.dram_bytes_per_s.value
     flash_s = float(flash_seconds(flash, together, together * -(-unit_bytes // page) * page)) / together
@@ -181,33 +175,23 @@ class Interval(NamedTuple):
     high: int
 
 
-class Solved(NamedTuple):
-    choices: tuple[UnitChoice, ...]
-    bound: float
-    """No answer within the spans is worth more."""
-
-
 Column = Callable[..., "pulp.LpVariable"]
 """Makes the next integer column, of at most and at least so much."""
 
 
 class _Pinned(NamedTuple):
-    """A group's part of the program."""
-
     batches: "pulp.LpAffineExpression"
     rest: Any
     """The binary of the remainder; 0 without one."""
     impact: list[tuple["pulp.LpVariable", int]]
 
 
-def solve(problem: Problem, spans: tuple[Interval, ...], tangents: Sequence[set[int]], gap: float) -> Solved | None:
-    """Solves Eqs. 2 to 8 with HiGHS on one thread; None if the spans hold no solution.
-
-    The search ends at the relative `gap`, never at a time limit, so the same program always has the same answer.
-
-    Raises:
-        ColdpressError: if the solver fails.
-    """
+def solve(
+    problem: Problem, spans: tuple[Interval, ...], tangents: Sequence[set[int]], gap: float
+) -> tuple[tuple[UnitChoice, ...], float] | None:
+    """Solves Eqs. 2 to 8 with HiGHS on one thread; returns choices, and a value that no answer within the spans
+    exceeds; None if the spans hold no solution. The search ends at the relative `gap`, never at a time limit, so the
+    same program always has the same answer. Raises ColdpressError if the solver fails."""
     import pulp  # takes a while to import, and this module is read for every dry run
 
     def column(most: int, least: int = 0) -> pulp.LpVariable:
@@ -234,7 +218,7 @@ def solve(problem: Problem, spans: tuple[Interval, ...], tangents: Sequence[set[
         raise ColdpressError(f"HiGHS found no placement (status {pulp.LpStatus[program.status]}); report this as a bug")
     choices = tuple(UnitChoice(_whole(found.batches), bool(_whole(found.rest))) for found in pinned)
     highs: Any = program.solverModel
-    return Solved(choices, -highs.getInfo().mip_dual_bound * scale)
+    return choices, -highs.getInfo().mip_dual_bound * scale
 
 
 def _whole(found: Any) -> int:
@@ -281,12 +265,8 @@ def _add_batches(
     return pulp.LpAffineExpression(terms), impact
 
 
-def first_tangents(groups: Sequence[Group], spans: Sequence[Interval], error: float) -> tuple[set[int], ...]:
-    """Picks the steps of each group (1: from no batch to one) whose tangents are nowhere more than `error` too high."""
-    return tuple(_tangents_within(group.values, span, error) for group, span in zip(groups, spans, strict=True))
-
-
 def _tangents_within(values: np.ndarray, span: Interval, error: float) -> set[int]:
+    """Picks the steps of a group (1: from no batch to one) whose tangents are nowhere more than `error` too high."""
     if span.high <= span.low:
         return {max(1, span.low)}
     steps = {span.low + 1, span.high}
@@ -343,16 +323,18 @@ class _Best(NamedTuple):
 
 def _best_of(problem: Problem, spans: tuple[Interval, ...], gap: float, scale: float) -> _Best | None:
     """Finds the best placement within `spans`; adds tangents around the answers until the envelopes are exact there."""
-    tangents = first_tangents(problem.groups, spans, max(gap, ENVELOPE_GAP) * scale / len(spans))
+    error = max(gap, ENVELOPE_GAP) * scale / len(spans)
+    tangents = [_tangents_within(group.values, span, error) for group, span in zip(problem.groups, spans, strict=True)]
     best: _Best | None = None
     while True:
         answer = solve(problem, spans, tangents, gap / 2)
         if answer is None:
             return None
-        added = _refine(tangents, spans, answer.choices)
-        choices = tuple(map(without_idle, problem.groups, answer.choices))
+        found, bound = answer
+        added = _refine(tangents, spans, found)
+        choices = tuple(map(without_idle, problem.groups, found))
         value = sum(map(value_of, problem.groups, choices))
-        bound = answer.bound if best is None else min(best.bound, answer.bound)
+        bound = bound if best is None else min(best.bound, bound)
         best = _Best(choices, value, bound) if best is None or value > best.value else best._replace(bound=bound)
         if not added or bound - best.value <= gap * abs(bound):
             return best
@@ -369,7 +351,7 @@ def _refine(tangents: Sequence[set[int]], spans: Sequence[Interval], choices: Se
 
 
 class Bound(NamedTuple):
-    """A proven bound: no solution is worth more than `value`, as the `price` of a byte shows."""
+    """No solution is worth more than `value`, as the `price` of a byte proves."""
 
     value: float
     price: float
