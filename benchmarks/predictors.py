@@ -92,7 +92,8 @@ class Case:
             entry.layer: network_of(PREDICTOR, entry.format, entry, entry, self.model.spec.hidden_size)
             for entry in predictors.layers
         }
-        more = nll_with(self.stream, tokens, networks)[0].sum(axis=1) - self.stream.block_nll(tokens)
+        nll, _ = nll_with(self.stream, tokens, networks, networks.__getitem__)
+        more = nll.sum(axis=1) - self.stream.block_nll(tokens)
         per_block = more / (tokens.shape[1] - 1)
         ratio = math.exp(float(per_block.mean()))
         return ratio, ratio * standard_error(per_block)

@@ -228,7 +228,7 @@ def test_what_is_left_out_of_the_model_is_what_is_not_predicted(tmp_path: Path) 
         point = Point(threshold=threshold, recall=1, precision=1, predicted_density=1)
         size = PredictorSize(rank=8, arrays=saved, nbytes=1, points=(point,))
         networks = {layer: network_of(PREDICTOR, "fp16", size, point, spec.hidden_size) for layer in range(2)}
-        results[threshold] = nll_with(stream, source.tokens, networks)
+        results[threshold] = nll_with(stream, source.tokens, networks, networks.__getitem__)
     np.testing.assert_array_equal(results[-1e9][0], whole)
     assert results[-1e9][1] == pytest.approx({0: 1.0, 1: 1.0}, abs=1e-5)
     assert 0.2 < results[0.0][1][0] < 0.95

@@ -1,6 +1,5 @@
 """size: the next byte goes where it saves most, and perplexity says where to stop."""
 
-import functools
 import logging
 import math
 import weakref
@@ -17,7 +16,7 @@ from coldpress.compiler.search.by_layer import LayerOptions, first_that_meets, p
 from coldpress.compiler.stages import ingest
 from coldpress.compiler.stages.ingest import IngestConfig
 from coldpress.compiler.stages.size import SizeConfig, choose, run
-from coldpress.compiler.stages.size.passes import Network, Networks, effects_alone, network_of, nll_with
+from coldpress.compiler.stages.size.passes import Network, effects_alone, network_of, nll_with
 from coldpress.runtime.quantization import fp16
 from coldpress.runtime.sparsity import predictor
 from coldpress.schemas.corpus import SPLITS, Corpus, TokenBlocks
@@ -128,7 +127,7 @@ def test_a_layer_alone_is_the_model_with_only_its_predictor(
     whole = stream.token_nll(TOKENS).nll
     for layer, one in trained.items():
         smallest = network_of(PREDICTOR, "fp16", one.sizes[0], one.sizes[0].points[0], HIDDEN)
-        nll, _ = nll_with(stream, TOKENS, {layer: smallest})
+        nll, _ = nll_with(stream, TOKENS, [layer], {layer: smallest}.__getitem__)
         assert changed[layer] == pytest.approx(np.mean((nll - whole) ** 2) / 2, rel=1e-4)
         assert errors[layer][0] > errors[layer][1] > 0
         assert errors[layer][2] < 1e-6 * errors[layer][0]
@@ -155,7 +154,7 @@ def test_cosine_and_perplexity_are_those_of_the_masked_layer(
         return {"mlp_input": lambda part: seen.append(part), "mlp_inner": mask}
 
     expected = stream.nll(TOKENS, lambda layer: by_hand if layer == 2 else None)  # type: ignore[arg-type,return-value]
-    nll, found = nll_with(stream, TOKENS, {2: network})
+    nll, found = nll_with(stream, TOKENS, [2], lambda _: network)
     assert nll.sum() == pytest.approx(expected[0], rel=1e-6)
     assert found[2] == pytest.approx(np.mean(cosines), rel=1e-4)
     assert 0 < found[2] < 1
@@ -172,9 +171,8 @@ def test_one_layer_s_network_is_in_memory(stream: LayerStream, trained: dict[int
         made.append(weakref.ref(network))
         return network
 
-    networks = Networks({layer: functools.partial(make, layer) for layer in trained})
-    nll_with(stream, TOKENS, networks)
-    assert (before, len(networks)) == ([0, 0], 2)
+    nll_with(stream, TOKENS, trained, make)
+    assert before == [0, 0]
 
 
 def test_sizes_are_the_smallest_within_the_tolerance(stream: LayerStream, trained: dict[int, TrainedLayer]) -> None:
@@ -186,7 +184,7 @@ def test_sizes_are_the_smallest_within_the_tolerance(stream: LayerStream, traine
     for found, tolerance in ((generous, 10.0), (strict, 1e-5)):
         assert found.ppl_without == pytest.approx(without)
         networks = {entry.layer: network_of(PREDICTOR, "fp16", entry, entry, HIDDEN) for entry in found.layers}
-        ppl = math.exp(nll_with(stream, TOKENS, networks)[0].mean())
+        ppl = math.exp(nll_with(stream, TOKENS, networks, networks.__getitem__)[0].mean())
         assert ppl <= (1 + tolerance) * without
         assert [tried.predictor_bytes for tried in found.tried] == sorted(t.predictor_bytes for t in found.tried)
         assert (bytes_of(*(entry.rank for entry in found.layers)), ppl) in [

@@ -1,10 +1,9 @@
 """predict: trains low-rank activation predictors of several sizes for each layer (LLM in a flash 3.1, B; PowerInfer
 5.1).
 
-Reads a layer's MLP inputs and activation bits; returns for each size fc1 and fc2, thresholds, and recall,
-precision and predicted density on tokens that neither training nor any choice has seen. These figures are for the
-weights as stored, in the format that `allocate` chose. A layer that uses all its units gets no predictor. In a mixture
-of experts a layer has one predictor for all experts, which scores the units of a token's own experts.
+Figures are for the weights as stored, in the format that `allocate` chose, on tokens that neither training nor any
+choice has seen. A layer that uses all its units gets no predictor. In a mixture of experts a layer has one predictor
+for all experts, which scores the units of a token's own experts.
 
 Sizes lie around the size that the layer's sparsity and the skewness of its activations suggest (PowerInfer Fig. 9).
 Training ends at a predictor that reaches the target recall without predicting too much, when larger ones find no more,
@@ -51,7 +50,6 @@ LEAST_GAIN, PATIENCE = 0.005, 2
 """Training also ends after PATIENCE sizes in a row whose recall rises by less than LEAST_GAIN."""
 LEAST_DIRECTIONS = 256
 """Fewest starting directions that are computed at once."""
-QUALITY = ("recall", "precision", "predicted_density")
 PREDICTOR_STATE_BYTES = 20
 """Bytes per parameter of a predictor: weights, gradients, two moments and the best weights so far, in float32."""
 SAFER_RECALLS = (0.97, 0.99, 0.997, 0.999)
@@ -79,13 +77,9 @@ def run(
     work: Workspace,
     threads: int,
 ) -> TrainedPredictors:
-    """Trains the predictors of those `layers` that get one, `threads` layers at a time with one core each.
-
-    Returns none if the method that `allocate` chose needs no predictors.
-
-    Raises:
-        ColdpressError: if bits are missing or belong to other weights, or tokens are too few.
-    """
+    """Trains the predictors of those `layers` that get one, `threads` layers at a time with one core each; none if the
+    method that `allocate` chose needs no predictors. Raises ColdpressError if bits are missing or belong to other
+    weights, or tokens are too few."""
     if not sparsity.predictor_rank:
         LOG.info("predict: method %s needs no predictors", sparsity.method)
         return TrainedPredictors(weights_sha256=model.weights_sha256, layers=())
@@ -112,7 +106,6 @@ def run(
 
 
 def needs(build: "Build") -> StageNeeds:
-    """Counts inputs, labels and bits of all tokens, the gate matrix, a predictor and its moments, and scores."""
     spec, tokens = build.model.spec, build.num_tokens
     labels = spec.intermediate_size * (spec.num_experts_per_tok + (2 if spec.is_mixture else 1))
     data = tokens * (6 * spec.hidden_size + labels) + tokens * num_units(WHOLE_MLP, spec) // 8
@@ -146,12 +139,12 @@ def _trained(
     for rank in ranks_tried(expected, largest, format_name):
         size, enough = trainer.size(rank)
         sizes.append(size)
+        first = size.points[0]
         LOG.info(
             "predict: layer %d, rank %d of at most %d: recall %.3f, precision %.3f, density %.3f",
-            *(layer, rank, largest, *(getattr(size.points[0], name) for name in QUALITY)),
+            *(layer, rank, largest, first.recall, first.precision, first.predicted_density),
         )
-        recall = size.points[0].recall
-        best, idle = max(best, recall), 0 if recall > best + LEAST_GAIN else idle + 1
+        best, idle = max(best, first.recall), 0 if first.recall > best + LEAST_GAIN else idle + 1
         if enough or idle == PATIENCE:
             break
     return TrainedLayer(
@@ -165,8 +158,6 @@ def _trained(
 
 
 class Trainer:
-    """One layer's data, and the starting point of predictors of any rank."""
-
     def __init__(
         self,
         config: PredictConfig,
@@ -246,12 +237,8 @@ class Trainer:
         first = max(found, limit)
         safer = (self._training.choose_threshold(weights, self.chosen_by, recall) for recall in SAFER_RECALLS)
         thresholds = sorted({first, *(min(first, threshold) for threshold in safer)}, reverse=True)
-        qualities = [self._training.quality(weights, threshold, self.judged_on) for threshold in thresholds]
-        points = (
-            Point(threshold=threshold, **{name: getattr(quality, name) for name in QUALITY})
-            for threshold, quality in zip(thresholds, qualities, strict=True)
-        )
-        return tuple(points), found >= limit
+        points = tuple(self._training.quality(weights, threshold, self.judged_on) for threshold in thresholds)
+        return points, found >= limit
 
 
 def _data(activations: Activations, entry: LayerStatistics, family: FamilyName) -> tuple[np.ndarray, np.ndarray]:

@@ -16,6 +16,7 @@ import torch
 
 from coldpress.compiler.activity.predictor_network import NetworkWeights, rows_of, scores
 from coldpress.schemas.families import FormatName
+from coldpress.schemas.predictors import Point
 
 EVALUATIONS = 6
 LEARNING_RATE = 0.1
@@ -37,26 +38,15 @@ class Examples:
 
     @property
     def used_share(self) -> float:
-        """Returns the share of all units that `active` covers."""
+        """The share of all units that `active` covers."""
         return 1.0 if self.experts is None else int(self.experts[0].sum()) / self.experts.shape[1]
 
     @property
     def density(self) -> float:
-        """Returns the share of all units that are active."""
         return _share(self.active) * self.used_share
 
     def scores(self, weights: NetworkWeights) -> torch.Tensor:
-        """Returns the scores of the units that `active` covers, float32 of the same shape."""
         return scores(weights, self.inputs, self.experts)
-
-
-@dataclass(frozen=True)
-class PredictorQuality:
-    """A threshold's quality on some tokens; densities are shares of all units."""
-
-    recall: float
-    precision: float
-    predicted_density: float
 
 
 def _share(active: torch.Tensor) -> float:
@@ -279,11 +269,12 @@ def choose_threshold(weights: NetworkWeights, part: Examples, target_recall: flo
     return float(torch.kthvalue(positive, min(len(positive), missed + 1)).values)
 
 
-def quality(weights: NetworkWeights, threshold: float, part: Examples) -> PredictorQuality:
+def quality(weights: NetworkWeights, threshold: float, part: Examples) -> Point:
     """Measures predictions on `part`; recall is 1 if nothing is active, precision 1 if nothing is predicted."""
     predicted, active = part.scores(weights) >= threshold, part.active.bool()
     hits, num_predicted, num_active = int((predicted & active).sum()), int(predicted.sum()), int(active.sum())
-    return PredictorQuality(
+    return Point(
+        threshold=threshold,
         recall=hits / num_active if num_active else 1.0,
         precision=hits / num_predicted if num_predicted else 1.0,
         predicted_density=num_predicted / predicted.numel() * part.used_share,

@@ -1,18 +1,15 @@
 """size: chooses the size of each layer's activation predictor by the model's perplexity (PowerInfer 5.1).
 
-Reads the predictors that `predict` trained and validation text; returns one predictor per layer. The effect of each
-layer's predictors on the model, one layer at a time, shows which layers are sensitive. Starting from the smallest
-predictors everywhere, each next byte goes to the layer where it saves most. The search walks this path from few bytes
-to many: it begins where sparsity and skewness suggest, and grows or shrinks the sizes until the perplexity with all
-predictors is just within `tolerance` of that without, or the bytes reach the limit of `allocate`. If even the largest
-sizes are not enough, all thresholds are lowered; predictors then predict more than OVERPREDICTION. The record
-lists all measured perplexities.
+The effect of each layer's predictors on the model, one layer at a time, shows which layers are sensitive. Starting from
+the smallest predictors everywhere, each next byte goes to the layer where it saves most. The search walks this path: it
+begins where sparsity and skewness suggest, and grows or shrinks the sizes until the perplexity with all predictors is
+just within `tolerance` of that without, or the bytes reach the limit of `allocate`. If even the largest sizes are not
+enough, all thresholds are lowered; predictors then predict more than OVERPREDICTION.
 
 PowerInfer tunes each layer's hidden size by training anew; it does not say how it treats layers of different
 sensitivity or a limit on memory.
 """
 
-import functools
 import logging
 import math
 from collections.abc import Mapping
@@ -77,11 +74,8 @@ def run(
     trained: tuple[TrainedPredictors, ...],
     threads: int,
 ) -> Predictors:
-    """Chooses one size for each layer; returns none if no predictors were trained.
-
-    Raises:
-        ColdpressError: if predictors belong to other weights.
-    """
+    """Chooses one size for each layer; none if no predictors were trained. Raises ColdpressError if predictors belong
+    to other weights."""
     for part in trained:
         if part.weights_sha256 != model.weights_sha256:
             raise ColdpressError(
@@ -125,7 +119,7 @@ def choose(
     """Returns the smallest predictors that keep the perplexity of token ids [num_blocks, T] within `tolerance`; if none
     up to `limit_bytes` do, the largest on the path at the lowest thresholds. `num_selected` is the number of units that
     every token uses in each layer; if it is not 0, thresholds have no effect."""
-    from coldpress.compiler.stages.size.passes import effects_alone, nll_with
+    from coldpress.compiler.stages.size.passes import effects_alone
 
     trained = dict(sorted(trained.items()))
     few = tokens[: max(1, EFFECT_TOKENS // tokens.shape[1])]
@@ -138,7 +132,7 @@ def choose(
         for layer, trained_layer in trained.items()
     ]
     path = path_of(options, limit_bytes)
-    trial = Trial(selector, stream, tokens, trained, num_selected, float(nll_with(stream, tokens, {})[0].mean()))
+    trial = Trial(selector, stream, tokens, trained, num_selected, float(stream.token_nll(tokens).nll.mean()))
     levels = max(len(size.points) for one in trained.values() for size in one.sizes)
     levels = 1 if any(num_selected.values()) else levels
     allowed = math.log1p(tolerance)
@@ -172,19 +166,16 @@ class Trial:
     def loss(self, sizes: Sizes, level: int) -> float:
         """Returns the rise in mean negative log likelihood, in nats; `level` is that of thresholds."""
         if (sizes, level) not in self.measured:
-            from coldpress.compiler.stages.size.passes import Networks, network_of, nll_with
+            from coldpress.compiler.stages.size.passes import network_of, nll_with
 
-            hidden_size = self.stream.spec.hidden_size
+            positions = dict(zip(self.trained, sizes, strict=True))
 
-            def network(layer: int, size: PredictorSize) -> "Network":
-                shape = self.trained[layer].format, size, _point(size, level), hidden_size
+            def network(layer: int) -> "Network":
+                size = self.trained[layer].sizes[positions[layer]]
+                shape = self.trained[layer].format, size, _point(size, level), self.stream.spec.hidden_size
                 return network_of(self.selector, *shape, self.num_selected[layer])
 
-            chosen = zip(self.trained.items(), sizes, strict=True)
-            networks = Networks(
-                {layer: functools.partial(network, layer, one.sizes[at]) for (layer, one), at in chosen}
-            )
-            nll, cosines = nll_with(self.stream, self.tokens, networks)
+            nll, cosines = nll_with(self.stream, self.tokens, self.trained, network)
             self.measured[sizes, level] = float(nll.mean()), cosines
             LOG.info(
                 "size: %s bytes of predictors at thresholds %d: perplexity %.5f times that of the model without",

@@ -1,7 +1,7 @@
 """Runs the source model on validation text with predictors, one layer at a time: in one pass, every layer's smallest
 predictor works alone; in the other, all layers have theirs."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -50,22 +50,6 @@ def network_of(
     weights = decode(load_arrays(stored.arrays, "fc1", "fc2"), format_name, hidden_size)
     arrays = {"num_selected": np.array([num_selected]), "threshold": np.array(point.threshold)}
     return Network(weights, arrays, selector)
-
-
-class Networks(Mapping[int, Network]):
-    """Predictors by layer, decoded on each access: memory holds only that of the running layer."""
-
-    def __init__(self, of_layer: Mapping[int, Callable[[], Network]]) -> None:
-        self._of_layer = of_layer
-
-    def __getitem__(self, layer: int) -> Network:
-        return self._of_layer[layer]()
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self._of_layer)
-
-    def __len__(self) -> int:
-        return len(self._of_layer)
 
 
 def effects_alone(
@@ -169,14 +153,15 @@ def _watching(networks: list[Network], mlp: MeasuredMlp, found: np.ndarray, firs
 
 
 def nll_with(
-    stream: LayerStream, tokens: np.ndarray, networks: Mapping[int, Network]
+    stream: LayerStream, tokens: np.ndarray, layers: Iterable[int], network: Callable[[int], Network]
 ) -> tuple[np.ndarray, dict[int, float]]:
-    """Returns the negative log likelihood of every token with the predictors of `networks`, float64 [num_blocks, T -
-    1], and per layer the mean cosine of the MLP's output with and without the units that its predictor leaves out."""
-    cosines = {layer: np.zeros(len(tokens)) for layer in networks}
+    """Returns the negative log likelihood of every token with the predictors of `layers`, float64 [num_blocks, T - 1],
+    and per layer the mean cosine of the MLP's output with and without the units that its predictor leaves out.
+    `network` gives the predictor of a layer when it runs, so that memory holds one."""
+    cosines = {layer: np.zeros(len(tokens)) for layer in layers}
 
     def of_layer(layer: int) -> BlockHooks | None:
-        return _deciding(networks[layer], _mlp(stream, layer), cosines[layer]) if layer in cosines else None
+        return _deciding(network(layer), _mlp(stream, layer), cosines[layer]) if layer in cosines else None
 
     nll = stream.token_nll(tokens, of_layer).nll
     return nll, {layer: float(found.mean()) for layer, found in cosines.items()}
