@@ -1,9 +1,8 @@
 """calibrate: one pass over the calibration text that counts which units fire (PowerInfer 6.1, Ripple 4.1).
 
-Streams the model layer by layer (compiler/activity/statistics.py) and counts every family that any selector could put
-on flash, so another method or other options need no second calibration. A ReLU model has exact zeros, so its activity
-is known now. For other models only magnitudes are known until `allocate` has chosen densities and `recalibrate` counts
-again.
+Counts every family that any selector could put on flash, so another method or other options need no second
+calibration. A ReLU model has exact zeros, so its activity is known now. For other models only magnitudes are known
+until `allocate` has chosen densities and `recalibrate` counts again.
 """
 
 import logging
@@ -37,12 +36,8 @@ def run(
     threads: int,
     shards: tuple[Activations, ...] | None = None,
 ) -> Activations:
-    """Returns statistics of every layer; activity only for families whose inactive units are exactly zero.
-
-    With `shards` nothing is computed: their statistics are merged.
-
-    Raises:
-        ColdpressError: if the shards do not belong to the text.
+    """Returns statistics of every layer; activity only for families whose inactive units are exactly zero. With
+    `shards` nothing is computed: their statistics are merged; raises ColdpressError if they do not belong to the text.
     """
     families = countable_families(model.spec)
     activity = ActivityRule(exact_families(families, model.spec))

@@ -1,8 +1,7 @@
 """gram: computes X Xᵀ of the inputs of every matrix, for error-correcting algorithms of `quantize` (GPTQ, Eq. 1).
 
-Streams the compiled model layer by layer over calibration text (compiler/activity/gram_pass.py); each layer sees its
-signals after the build's selector, so that a matrix is rounded for the inputs that it will have. Writes one array
-file per layer with one matrix per signal. A build has this stage only if its algorithm asks for it.
+Each layer sees its signals after the build's selector, so that a matrix is rounded for the inputs that it will have
+(compiler/activity/gram_pass.py). A build has this stage only if its algorithm asks for it.
 """
 
 from typing import TYPE_CHECKING
@@ -30,11 +29,7 @@ class GramConfig(ComputeConfig):
 def run(
     config: GramConfig, model: Model, corpus: Corpus, sparsity: Sparsity, work: Workspace, threads: int
 ) -> GramMatrices:
-    """Computes the Gram matrices of every layer, over the first calibration blocks.
-
-    Raises:
-        ColdpressError: if torch has no such device.
-    """
+    """Counts over the first calibration blocks; raises ColdpressError if torch has no such device."""
     stream, _ = stream_of(config, model, threads)
     sparsity = sparsity.smallest
     selector = load("coldpress.runtime.sparsity", Selector, sparsity.method)

@@ -1,9 +1,8 @@
 """importance: reads a llama.cpp importance matrix by role, so that `quantize` rounds important inputs more exactly.
 
-Reads a file from `llama-imatrix`, and writes an array file per layer: the mean square of every input of every matrix.
-They take the place of those that `calibrate` measures. Names are llama.cpp's for every architecture; a tensor that the
-checkpoint stores fused is fused there, too. A build has this stage only if it names a file. The stage runs early, so
-that a file of another model is refused before the long stages.
+The file's mean squares take the place of those that `calibrate` measures. Names are llama.cpp's for every architecture;
+a tensor that the checkpoint stores fused is fused there, too. A build has this stage only if it names a file; it runs
+early, so that a file of another model is refused before the long stages.
 
 Both formats of the file (llama.cpp's tools/imatrix) give the mean square of every input of each matrix, by the matrix's
 name in GGUF; experts follow one another. A GGUF file holds sums of squares (`<name>.in_sum2`) and numbers of tokens
@@ -18,7 +17,6 @@ followed by the number of chunks and the text's name, both optional.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from io import BufferedReader
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, BinaryIO
 
@@ -27,7 +25,6 @@ from pydantic import Field
 
 from coldpress.compiler.io import Workspace, sha256_of
 from coldpress.compiler.llama_cpp.header import MAGIC, Bytes, read_header
-from coldpress.runtime.artifact.tensor_files import TensorEntry
 from coldpress.schemas.base import Record
 from coldpress.schemas.config import Key
 from coldpress.schemas.errors import ColdpressError, clipped
@@ -79,15 +76,14 @@ class Imatrix:
 
     def read(self, name: str) -> np.ndarray:
         """Returns mean squares float32 [inputs], experts one after another; 1 for an expert that no token used, as in
-        llama.cpp.
-
-        Raises:
-            ColdpressError: if a count or a mean is not a finite number that is at least 0.
-        """
+        llama.cpp. Raises ColdpressError if a count or a mean is not a finite number that is at least 0."""
         entry = self.entries[name]
         with self.path.open("rb") as file:
             values = Bytes(file, *_named(self.path), entry.at_bytes).floats(entry.num_values)
-            counts = self._counts(file, entry)[:, None]
+            if entry.counts_at_bytes is None:
+                counts = np.full((entry.num_counts, 1), entry.calls, np.float32)
+            else:
+                counts = Bytes(file, *_named(self.path), entry.counts_at_bytes).floats(entry.num_counts)[:, None]
         if not (np.isfinite(counts) & (counts >= 0)).all():
             raise _refused(self.path, f"the counts of {clipped(name)} are not valid numbers of tokens")
         with np.errstate(over="ignore", invalid="ignore"):
@@ -97,19 +93,9 @@ class Imatrix:
             raise _refused(self.path, what)
         return means.reshape(-1)
 
-    def _counts(self, file: BufferedReader, entry: Entry) -> np.ndarray:
-        """Returns the divisors of an entry, float32 [num_counts]; 0 for an expert that was never used."""
-        if entry.counts_at_bytes is None:
-            return np.full(entry.num_counts, entry.calls, np.float32)
-        return Bytes(file, *_named(self.path), entry.counts_at_bytes).floats(entry.num_counts)
-
 
 def open_imatrix(path: Path) -> Imatrix:
-    """Opens a file and finds its entries; reads no values.
-
-    Raises:
-        ColdpressError: if the file cannot be read or has neither format; the text is one sentence.
-    """
+    """Finds a file's entries; raises ColdpressError if it cannot be read or has neither format."""
     try:
         with path.open("rb") as file:
             source = Bytes(file, *_named(path))
@@ -159,16 +145,12 @@ def _gguf(file: BinaryIO, source: Bytes) -> dict[str, Entry]:
     for entry in header.tensors.values():
         if entry.dtype != "F32":
             raise source.refused(f"{clipped(entry.name)} is of the type {entry.dtype}, expected F32")
-    return _matched(source, header.tensors)
-
-
-def _matched(source: Bytes, tensors: Mapping[str, TensorEntry]) -> dict[str, Entry]:
     found: dict[str, Entry] = {}
-    for name, sums in tensors.items():
+    for name, sums in header.tensors.items():
         if not name.endswith(SUMS):
             continue
         matrix, count = name.removesuffix(SUMS), math.prod(sums.shape)
-        counts = tensors.get(matrix + COUNTS)
+        counts = header.tensors.get(matrix + COUNTS)
         matrices = math.prod(counts.shape) if counts else 0
         if counts is None or not 0 < matrices <= MAX_EXPERTS or count % matrices:
             raise source.refused(
@@ -191,11 +173,8 @@ class ImportanceConfig(Record):
 
 
 def run(config: ImportanceConfig, model: Model, work: Workspace) -> Importance:
-    """Returns the importance of every input of the model's matrices.
-
-    Raises:
-        ColdpressError: if the file cannot be read, or is not of this model; the text is one sentence.
-    """
+    """Returns the importance of every input of the model's matrices; raises ColdpressError if the file cannot be read,
+    or is not of this model."""
     if config.imatrix is None:
         raise ColdpressError("importance has no file to read; give imatrix")
     path = Path(config.imatrix)

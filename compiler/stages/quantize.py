@@ -1,12 +1,10 @@
 """quantize: encodes weights. Per layer the units of every family in natural order, and the tensors that stay in DRAM.
 
-Reads the model's tensors by role, one matrix at a time, the method and format that `allocate` chose, Gram matrices if
-the algorithm asks for them, and the importance of inputs: the user's importance matrix, or else what `calibrate`
-measured; a distilled model is rounded by the inputs of the model that was calibrated. Writes one array file per layer
-and one for the tensors that all layers share. The algorithm (compiler/rounding) chooses codes; the format
-(runtime/quantization) defines their meaning. Row-column bundling is LLM-in-a-flash 3.2: a unit's slices lie one after
-another. Rows are read when they are needed. Columns need their whole matrix, so memory is at most one matrix in
-float32, the codes of a layer, and the algorithm's own arrays.
+The algorithm (compiler/rounding) chooses codes; the format (runtime/quantization) defines their meaning. The importance
+of inputs is the user's importance matrix, or else what `calibrate` measured; a distilled model is rounded by the inputs
+of the model that was calibrated. Row-column bundling is LLM-in-a-flash 3.2: a unit's slices lie one after another. Rows
+are read when they are needed. Columns need their whole matrix, so memory is at most one matrix in float32, the codes of
+a layer, and the algorithm's own arrays.
 """
 
 import functools
@@ -97,7 +95,6 @@ def run(
 
 
 def needs(build: "Build") -> StageNeeds:
-    """Counts the largest matrix and a layer's codes, or the shared tensors; and Gram matrices, if there are any."""
     largest = build.largest_of_layer
     grams = build.gram_bytes if build.has("gram") else []
     reading = 4 * 4 * largest + sum(grams) + 2 * max(grams) if grams else (4 + 2) * largest
@@ -135,7 +132,19 @@ def _quantize_layer(
 def _encode_resident(
     algorithm: Algorithm, model: Model, tensors: tuple[ResidentTensor, ...], prefix: str, known: InputStatistics
 ) -> dict[str, np.ndarray]:
-    return {tensor.role.removeprefix(prefix): encode_resident(algorithm, model, tensor, known) for tensor in tensors}
+    """Encodes tensors that stay in DRAM: float32 unchanged, or a matrix's rows as codes uint8 [rows, row_bytes]."""
+    frequencies = {role: kind for kind, role in FREQUENCIES.items()}
+    found: dict[str, np.ndarray] = {}
+    for tensor in tensors:
+        role = tensor.role
+        if role in frequencies:  # computed from the configuration, not stored in checkpoints
+            values = np.asarray(rotary_inv_freq(model, frequencies[role]), np.float32)
+        elif tensor.format is None:
+            values = read_role(model, role)
+        else:
+            values = _encode(algorithm, known.weights(model, role, "row"), role, tensor.format)
+        found[role.removeprefix(prefix)] = values
+    return found
 
 
 def _known(
@@ -150,11 +159,7 @@ def _known(
 def encode_units(
     algorithm: Algorithm, model: Model, layer: int, family: FamilyName, name: UnitFormat, known: InputStatistics
 ) -> np.ndarray:
-    """Encodes one family of one layer: uint8 [num_units, unit_bytes] by unit id, slices in the family's order.
-
-    Raises:
-        CheckpointError: if a value is beyond the format's range.
-    """
+    """Encodes one family of one layer: uint8 [num_units, unit_bytes] by unit id, slices in the family's order."""
     pieces = slices(family, model.spec)
     shapes = [slice_shape(piece, model.spec) for piece in pieces]
     units = np.empty((num_units(family, model.spec), unit_nbytes(name, shapes)), np.uint8)
@@ -170,20 +175,6 @@ def encode_units(
             units[rows, start:stop] = in_units(_encode(algorithm, weights, role, own), piece, each)
             del weights  # of columns it holds the matrix
     return units
-
-
-def encode_resident(algorithm: Algorithm, model: Model, tensor: ResidentTensor, known: InputStatistics) -> np.ndarray:
-    """Encodes a tensor that stays in DRAM: float32 unchanged, or a matrix's rows as codes uint8 [rows, row_bytes].
-
-    Raises:
-        CheckpointError: if a value is beyond the format's range.
-    """
-    for kind, role in FREQUENCIES.items():  # computed from the configuration, not stored in checkpoints
-        if tensor.role == role:
-            return np.asarray(rotary_inv_freq(model, kind), np.float32)
-    if tensor.format is None:
-        return read_role(model, tensor.role)
-    return _encode(algorithm, known.weights(model, tensor.role, "row"), tensor.role, tensor.format)
 
 
 def _encode(algorithm: Algorithm, weights: Weights, role: str, format_name: FormatName) -> np.ndarray:

@@ -3,10 +3,9 @@
 A router that prefers experts in DRAM (runtime/routing) reads less and is no longer the model's own. This stage gives
 every layer of every plan a strength, such that the divergence from the model's own routing stays within `routing_kl`,
 or with `routing=auto` within what the search of `allocate` took with one strength for all layers, on validation text,
-token by token, with the plan's caches in the loop. First each layer runs alone with each strength: what it saves and
-how far it errs. Errors nearly add up, so that these figures give divisions among layers (`Effects`); equal strengths
-are candidates, too. Whole models run with both, in rounds, the later ones between the best that kept the budget and the
-next. A build has this stage only if its routing may be another than the model's own.
+token by token, with the plan's caches in the loop. First each layer runs alone with each strength; the figures
+give divisions among layers (`Effects`), and equal strengths are candidates, too. Whole models run with both, in rounds.
+A build has this stage only if its routing may be another than the model's own.
 """
 
 import functools
@@ -153,15 +152,15 @@ def run(
     orders, ranks = built_orders(order), built_ranks(placement, layout.sections)
     found: list[tuple[Plan, PlanChoice]] = []
     for plan, choice, decision in zip(plans.plans, plans.choices, sparsity.decisions, strict=True):
-        limit = _limit(config, decision)
-        if (why_not := _why_not(plan, layout, limit)) is not None:
+        routing, most_kld = _limit(config, decision)
+        if (why_not := _why_not(plan, layout, routing)) is not None:
             found.append((plan, _because(choice, why_not)))
             continue
         setting = Setting(model, decision.formats, device, layout.sections, plan, orders, ranks)
         (family,) = decision.families
         caches = functools.partial(full_cache, setting, family=family)
-        search = _Search(CachedRouting(stream, load(PACKAGE, Routing, limit.routing), caches), tokens, limit.most_kld)
-        found.append(_settled(plan, choice, limit.routing, search))
+        search = _Search(CachedRouting(stream, load(PACKAGE, Routing, routing), caches), tokens, most_kld)
+        found.append(_settled(plan, choice, routing, search))
         LOG.info("route: %s: %s", plan.name, found[-1][1].reasons[-1])
     settled = {"plans": tuple(plan for plan, _ in found), "choices": tuple(choice for _, choice in found)}
     return plans.model_copy(update=settled)
@@ -258,18 +257,12 @@ class _Search:
         return one.kld + one.kld_error <= self.most_kld
 
 
-class _Limit(NamedTuple):
-    routing: RoutingName
-    most_kld: float
-    """Nats per token; 0 if routers choose as the model was trained."""
-
-
-def _limit(config: RouteConfig, decision: Sparsity) -> _Limit:
+def _limit(config: RouteConfig, decision: Sparsity) -> tuple[RoutingName, float]:
+    """Returns a routing, and the most divergence in nats per token; 0 if routers choose as the model was trained."""
     if config.routing != AUTO:
-        return _Limit(config.routing, config.routing_kl)
-    return (
-        _Limit(EXACT, 0.0) if decision.routing is None else _Limit(decision.routing.routing, decision.routing.mean_kld)
-    )
+        return config.routing, config.routing_kl
+    found = decision.routing
+    return (EXACT, 0.0) if found is None else (found.routing, found.mean_kld)
 
 
 def _settled(plan: Plan, choice: PlanChoice, routing: RoutingName, search: _Search) -> tuple[Plan, PlanChoice]:
@@ -290,8 +283,8 @@ def _settled(plan: Plan, choice: PlanChoice, routing: RoutingName, search: _Sear
     )
 
 
-def _why_not(plan: Plan, layout: Layout, limit: _Limit) -> str | None:
-    if limit.routing == EXACT:
+def _why_not(plan: Plan, layout: Layout, routing: RoutingName) -> str | None:
+    if routing == EXACT:
         return "routers choose as the model was trained: no candidate that prefers experts in DRAM was clearly faster"
     if holds_everything(plan, layout.sections):
         return "routers choose as the model was trained: DRAM holds every expert"

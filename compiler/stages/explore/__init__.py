@@ -7,19 +7,15 @@ measuring does depend on it: nothing where the whole model fits in DRAM, and oth
 device's law. So `allocate` measures the rest (compiler/stages/allocate/_finalists.py), unless explore=whole asks for
 all of it here. Of a quantized file whose codes a dense run keeps, its own formats alone are listed: they lose nothing.
 
-Every candidate whose loss a pass over text can show leaves out, at each density, the units that the runtime would leave
-out; all densities of a candidate share one pass over validation text, so that each layer is read once. Densities are
-the same in all layers, divided among families by the selector; `allocate` divides better ones. Those that a selector
-cannot reach are left out. A selector that sees residency is measured with an LFU cache in the loop, at two sizes of
-DRAM; `flash` also prices reads, which no model determines: its curves are for a reference flash and the default format
-(compiler/quality/variants.py).
+Every candidate leaves out, at each density, the units that the runtime would leave out; all its densities share one
+pass over validation text. Densities are the same in all layers, divided among families by the selector. A selector or
+router that sees residency is measured with an LFU cache in the loop; `flash` also prices reads, which no model
+determines: its curves are for a reference flash and the default format (compiler/quality/variants.py).
 
 The pass of the whole model records a trace: the signals of a few layers, with which `allocate` replays each candidate's
-requests. Codes are those that the build's algorithm chooses by the importance of inputs; where it needs Gram matrices,
-by those of the whole model, since nothing is left out yet. A format's loss is that of all matrices of the layers, or of
-the head alone; a KV cache's, that of keys and values rounded head by head. In a mixture, routers that prefer experts in
-DRAM are measured with an LFU cache in the loop, too, at several strengths (compiler/quality/variants.py). Each pass
-leaves a file, so that a run that was interrupted goes on with the next pass.
+requests. A format's loss is that of all matrices of the layers, or of the head alone; a KV cache's, that of keys and
+values rounded head by head. Where the build's algorithm needs Gram matrices, they are those of the whole model, since
+nothing is left out yet.
 """
 
 from collections.abc import Iterable
@@ -68,11 +64,7 @@ class ExploreConfig(PassesConfig, MethodSetting, RoutingSetting):
 def run(
     config: ExploreConfig, model: Model, corpus: Corpus, activations: Activations, work: Workspace, threads: int
 ) -> Curves:
-    """Measures all formats, and with explore=whole all candidates.
-
-    Raises:
-        ColdpressError: if there is no such device, or a candidate refuses its options.
-    """
+    """Raises ColdpressError if there is no such device, or a candidate refuses its options."""
     methods = candidates(model.spec, config.options) if config.explore == WHOLE else None
     rounding = rounding_of(config, model, corpus, activations, work, threads)
     found = explored(methods, config, model, corpus, activations, work, threads, rounding=rounding)
