@@ -26,17 +26,20 @@ from benchmarks.shared.builds import SHORT, build, settings
 from benchmarks.shared.searches import activeflow, exhaustive
 from coldpress.compiler.io import Workspace, load_arrays, save_arrays
 from coldpress.compiler.quote.reference import kind_of
-from coldpress.compiler.quote.sources import QuoteSource, curves_like, find
+from coldpress.compiler.quote.sources import QuoteSource, find
 from coldpress.compiler.search import Goal, Judged, Space
 from coldpress.compiler.search.density import AllocationInputs
 from coldpress.compiler.search.floor import Floor
 from coldpress.compiler.search.judge import searched
 from coldpress.compiler.search.settings import AllocateConfig
 from coldpress.runtime.device_profiles.devices import load_device
+from coldpress.runtime.dram.kv_cache import formats_of
 from coldpress.runtime.routers import router_of
 from coldpress.runtime.sparsity import used_experts
+from coldpress.schemas.curves import Curves
 from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.families import WHOLE_MLP, activity_of, num_units
+from coldpress.schemas.model import ModelSpec
 from tests.support import planted
 from tests.support._planted_tensors import config
 from tests.support.widened import widen
@@ -197,13 +200,31 @@ def source_of(model: str, folder: Path) -> QuoteSource:
         (folder / model).mkdir(exist_ok=True)
         (folder / model / "config.json").write_text(json.dumps(SHAPES[model]), encoding="utf-8")
         found = find(str(folder / model), {}, scratch)
-        shape = replace(found, curves=curves_like(kind_of(found.model.spec), found.model, scratch))
+        shape = replace(found, curves=_as_its_kind(found.curves, found.model.spec))
         return routed_as(source_of(MIXTURE_MODEL, folder), shape, scratch) if shape.model.spec.is_mixture else shape
     asked = settings(model.removesuffix(SUFFIX))
     asked |= {"method": "auto", "preflight": "off", "evaluation_tokens": SHORT["evaluation_tokens"]}
     if model == WIDE:
         asked["model"] = widen(asked["model"], folder / f"{model}-checkpoint", WIDENED_TIMES)
     return find(str(build(folder / model, "explore", "device", **asked).parent), {}, scratch)
+
+
+def _as_its_kind(curves: Curves, spec: ModelSpec) -> Curves:
+    """Returns a shape's curves with the losses that a small model of its kind has."""
+    kind = kind_of(spec)
+    if kind is None:
+        return curves
+    measured = {one.method for one in (*kind.curves, *kind.unexplored)}
+    others = (one for one in curves.unexplored if one.method not in measured)
+    return curves.model_copy(
+        update={
+            "curves": kind.curves,
+            "formats": kind.formats,
+            "heads": (),
+            "kv_caches": tuple(loss for loss in kind.kv_caches if loss.kv_cache in formats_of(spec)),
+            "unexplored": (*kind.unexplored, *others),
+        }
+    )
 
 
 def routed_as(real: QuoteSource, shape: QuoteSource, folder: Path) -> QuoteSource:

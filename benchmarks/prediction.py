@@ -39,7 +39,7 @@ from benchmarks.speculative import texts
 from coldpress.compiler.device.host import kernel_rates
 from coldpress.compiler.device.measure import measure
 from coldpress.compiler.io import load_record, save_record
-from coldpress.compiler.quote.decide import QuoteSettings, device_quotes
+from coldpress.compiler.quote.decide import QuoteSettings, Quoting
 from coldpress.compiler.quote.records import DeviceQuote
 from coldpress.compiler.quote.sources import find
 from coldpress.runtime.artifact.reader import open_artifact
@@ -317,7 +317,8 @@ def quoted(source: str, device: Path, budgets: str, folder: Path) -> list[Quoted
     folder.mkdir(exist_ok=True)
     asked = QuoteSettings(quick=True, with_steps=False)
     keys = {"dram_budget": budgets, "max_ppl_ratio": str(MAX_PPL_RATIO), "context_length": str(CONTEXT_LENGTH)}
-    return [_quoted(one) for one in reversed(device_quotes(find(source, keys, folder), read_device(device), asked))]
+    quotes = Quoting(find(source, keys, folder), read_device(device), asked).quotes()
+    return [_quoted(one) for one in reversed(quotes)]
 
 
 def _quoted(quote: DeviceQuote) -> Quoted:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from coldpress.compiler.profiles import device_file
-from coldpress.compiler.quote.decide import PROMPT_TOKENS, QuoteSettings, device_quotes
+from coldpress.compiler.quote.decide import PROMPT_TOKENS, QuoteSettings, Quoting
 from coldpress.compiler.quote.records import DeviceQuote, Quote
 from coldpress.compiler.quote.sources import QuoteSource, find
 from coldpress.compiler.workflow.keys import check_flags
@@ -26,25 +26,22 @@ if TYPE_CHECKING:
 def answer(question: "Question") -> Quote:
     """Returns the quote; raises ColdpressError if the model, a device or a setting is refused."""
     files = [device_file(name, Path("build")) for name in named_devices(question.device)]
-    with tempfile.TemporaryDirectory(prefix="coldpress-quote-") as folder:
-        return quoted(question, files, Path(folder))
-
-
-def quoted(question: "Question", files: list[Path], folder: Path) -> Quote:
-    """Returns the quote; writes scratch files into `folder`."""
     progress = Console(stderr=True, highlight=False, markup=False)
-    with progress.status("reading the model") as status:
-        source = find(question.model, _keys(question), folder)
+    with (
+        tempfile.TemporaryDirectory(prefix="coldpress-quote-") as folder,
+        progress.status("reading the model") as status,
+    ):
+        source = find(question.model, _keys(question), Path(folder))
         asked = QuoteSettings(
             quick=len(files) > 1 or source.basis != "measured",
             with_steps=len(files) == 1,
             prompt_tokens=_prompt_tokens(question.prompt_tokens, source.settings["context_length"]),
         )
         if len(files) == 1:
-            found = [*device_quotes(source, read_device(files[0]), asked, status.update, files[0])]
+            found = [*Quoting(source, read_device(files[0]), asked, status.update, files[0]).quotes()]
         else:
             found = []
-            for number, quotes in enumerate(_each(question, files, asked, folder), start=1):
+            for number, quotes in enumerate(_each(question, files, asked, Path(folder)), start=1):
                 found += quotes
                 status.update(f"{number} of {len(files)} devices")
     return Quote(
@@ -93,4 +90,4 @@ def _start(model: str, keys: Mapping[str, str], folder: Path) -> None:
 
 
 def _on_device(asked: QuoteSettings, file: Path) -> tuple[DeviceQuote, ...]:
-    return device_quotes(_SOURCES[0], read_device(file), asked, file=file)
+    return Quoting(_SOURCES[0], read_device(file), asked, file=file).quotes()

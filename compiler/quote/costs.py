@@ -17,7 +17,6 @@ from coldpress.schemas.device import DeviceProfile
 from coldpress.schemas.sparsity import Sparsity
 
 BYTES_PER_PARAMETER = 2
-"""Bytes in hub models."""
 WITHIN = 2.0
 """Factor within which measured builds were of their estimates (docs/experiments/builds.md)."""
 

@@ -78,27 +78,17 @@ class QuoteSettings:
     prompt_tokens: int = PROMPT_TOKENS
 
 
-def device_quotes(
-    source: QuoteSource,
-    device: DeviceProfile,
-    asked: QuoteSettings,
-    tell: Tell = lambda _: None,
-    file: Path | None = None,
-) -> tuple[DeviceQuote, ...]:
-    """Returns the quote of each DRAM budget on one device, the largest first; its commands name `file`, the device's
-    profile, where it is none of profiles/devices.
-
-    Raises:
-        ColdpressError: if a setting does not go with the model, two budgets are equal, or one exceeds the device's
-            DRAM.
-    """
-    return _Quoting(source, device, asked, tell, file).quotes()
-
-
-class _Quoting:
+class Quoting:
     def __init__(
-        self, source: QuoteSource, device: DeviceProfile, asked: QuoteSettings, tell: Tell, file: Path | None
+        self,
+        source: QuoteSource,
+        device: DeviceProfile,
+        asked: QuoteSettings,
+        tell: Tell = lambda _: None,
+        file: Path | None = None,
     ) -> None:
+        """Quotes on one device; commands name `file`, its profile, where that is none of profiles/devices. Raises
+        ColdpressError if a setting is refused, two budgets are equal, or one exceeds the device's DRAM."""
         self._source, self._device, self._asked, self._tell = source, device, asked, tell
         self._named = device.name if file is None or file.parent == PROFILES else str(file)
         self._config = AllocateConfig.model_validate({"dram_budget": device.dram_budget_bytes.value, **source.settings})
@@ -110,6 +100,7 @@ class _Quoting:
         self._floor = Floor(source.curves, source.max_ppl_ratio or math.inf)
 
     def quotes(self) -> tuple[DeviceQuote, ...]:
+        """Returns the quote of each DRAM budget, the largest first."""
         self._tell(f"{self._device.name}: searching")
         found = searched_together(self._config, self._inputs, self._floor, self._budgets, self._narrowed)
         least = self._least_bytes()
@@ -119,8 +110,10 @@ class _Quoting:
     def _quote(self, found: Searched, least: int, refused: ColdpressError | None) -> DeviceQuote:
         judge, best = found.judge, found.best
         budget_bytes = judge.dram_budget_bytes if best is None else judge.budget_bytes(best.candidate)
-        steps = self._steps(found, budget_bytes, least) if self._asked.with_steps and not self._has_several else ()
-        figures = {"least_dram_bytes": self._exact(least, "buffers, tensors that stay in DRAM, and the KV cache")}
+        tries_others = self._asked.with_steps and len(self._budgets) == 1
+        steps = self._steps(found, budget_bytes, least) if tries_others else ()
+        words = "buffers, tensors that stay in DRAM, and the KV cache"
+        figures = {"least_dram_bytes": Estimate(value=least, basis=words)}
         figures |= self._recommended(steps)
         shared = {"device": self._device.name, "dram_budget_bytes": budget_bytes, "steps": steps}
         if refused is not None or found.best is None:
@@ -146,10 +139,6 @@ class _Quoting:
         return "every weight is used, since what leaving some out would lose is unknown"
 
     # Searching
-
-    @property
-    def _has_several(self) -> bool:
-        return len(self._budgets) > 1
 
     def _searched(self, budget_bytes: int, narrowed: Callable[[Space], Space]) -> Searched:
         config = self._config.model_copy(update={"dram_budget": budget_bytes})
@@ -226,15 +215,12 @@ class _Quoting:
 
     # Figures
 
-    def _exact(self, value: float | None, basis: str) -> Estimate:
-        return Estimate(value=value, basis=basis)
-
     def _recommended(self, steps: tuple[Step, ...]) -> dict[str, Estimate]:
         if not steps:
             return {}
         enough = next(one for one in steps if one.tokens_per_s >= NEARLY * steps[-1].tokens_per_s)
         words = f"more DRAM gains at most {1 / NEARLY - 1:.0%}"
-        return {"recommended_dram_bytes": self._exact(enough.dram_budget_bytes, words)}
+        return {"recommended_dram_bytes": Estimate(value=enough.dram_budget_bytes, basis=words)}
 
     def _figures(self, best: Judged, division: Sparsity, tokens: list[TokenCost]) -> dict[str, Estimate]:
         return {
@@ -242,7 +228,7 @@ class _Quoting:
             "first_token_s": self._cold(division),
             "ppl_ratio": self._quality(best, division),
             **build_costs(self._source, self._device, division, self._budgets),
-            "token_energy_j": self._exact(None, "unknown: the device's profile has no figure of energy"),
+            "token_energy_j": Estimate(value=None, basis="unknown: the device's profile has no figure of energy"),
             **self._drafted(),
         }
 
@@ -252,7 +238,7 @@ class _Quoting:
         if named is None:
             return {}
         words = f"unknown: a build compares {named}'s guesses with the model's choices; the figures are without drafts"
-        return {"drafted_tokens_per_s": self._exact(None, words)}
+        return {"drafted_tokens_per_s": Estimate(value=None, basis=words)}
 
     def _speed(self, tokens: list[TokenCost], division: Sparsity) -> dict[str, Estimate]:
         borrowed = self._source.basis != "measured" and not division.is_whole
@@ -273,10 +259,12 @@ class _Quoting:
             "tokens_per_s": Estimate(
                 value=1 / middle, is_most=not interval, basis=words, verify=self._build_command(), **interval
             ),
-            "token_flash_bytes": self._exact(mean["read_bytes"], each),
-            "token_reads": self._exact(mean["reads"], each),
-            "hit_rate": self._exact(hits / (hits + misses) if hits + misses else None, each),
-            "flash_share": self._exact(_flash_share(tokens), "seconds of reads over seconds of a token, at most 1"),
+            "token_flash_bytes": Estimate(value=mean["read_bytes"], basis=each),
+            "token_reads": Estimate(value=mean["reads"], basis=each),
+            "hit_rate": Estimate(value=hits / (hits + misses) if hits + misses else None, basis=each),
+            "flash_share": Estimate(
+                value=_flash_share(tokens), basis="seconds of reads over seconds of a token, at most 1"
+            ),
         }
 
     def _of_experts(self, division: Sparsity) -> str | None:

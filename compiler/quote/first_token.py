@@ -53,8 +53,6 @@ class Products(NamedTuple):
 
 
 class FirstToken(NamedTuple):
-    """Seconds to the first token."""
-
     least_s: float
     expected_s: float
     most_s: float
@@ -151,7 +149,8 @@ def _prompt_s(setting: Setting, chunks: Sequence[_Chunk], prompt_tokens: int, bo
     kv_cache = kv_cache_bytes(spec, prompt_tokens, setting.plan.kv_cache)
     densely = setting.plan.model_copy(update={"method": DENSE, "kv_cache_bytes": kv_cache})
     computed = resident.computed_bytes(manifest, densely)
-    head_s = _head_s(setting)
+    head_bytes = tensor_bytes(spec.head_role, setting.model.tensors[spec.head_role].shape, setting.formats)
+    head_s = weight_seconds(device, stored_format(spec.head_role, setting.formats), head_bytes)
     layers_s = dense_seconds(device, computed) - head_s
     calls_s = token_seconds(device) + spec.num_hidden_layers * layer_seconds(device)
     units = resident.chosen_from(manifest)
@@ -164,9 +163,3 @@ def _prompt_s(setting: Setting, chunks: Sequence[_Chunk], prompt_tokens: int, bo
             ready, read = (0, used) if reads.num_portions else (used, 0)
             total += fetch_seconds(device, units[key]._replace(num_bytes=used), reads, ready, read, 0)
     return total
-
-
-def _head_s(setting: Setting) -> float:
-    role = setting.model.spec.head_role
-    size = tensor_bytes(role, setting.model.tensors[role].shape, setting.formats)
-    return weight_seconds(setting.device, stored_format(role, setting.formats), size)

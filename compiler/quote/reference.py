@@ -1,13 +1,11 @@
 """Signals for a model that was not measured, by kind, and what formats cost language models in use, by size.
 
 reference.json holds what stage `explore` measured on a Llama-like model with SwiGLU and on its twin with ReLU (7.3M
-parameters each): quality curves, losses of formats, and statistics of the trace's signals, from which `drawn_trace`
-draws. A quote takes the signals alone: on language models in use, formats and selectors lose many times as much. A
-signal of unit u is x = s_u · f(z): z is a Gaussian that persists from token to token (a first-order autoregression),
-f(z) = sign(z) |z|^p has heavy tails where p > 1, and s_u is log-normal over units. Units with exact zeros are active
-where z exceeds a bound of their own. `real` holds the losses of formats of language models, the smallest first.
-Selectors that price reads are measured with the prices of a 7B's units, since quotes are asked for such models.
-`python -m benchmarks.shared.reference` measures the file again.
+parameters each). A quote takes the signals alone: on language models in use, formats and selectors lose many times as
+much. A signal of unit u is x = s_u · f(z): z is a Gaussian that persists from token to token (a first-order
+autoregression), f(z) = sign(z) |z|^p has heavy tails where p > 1, and s_u is log-normal over units. Units with exact
+zeros are active where z exceeds a bound of their own. Selectors that price reads are measured with the prices of a 7B's
+units, since quotes are asked for such models. `python -m benchmarks.shared.reference` measures the file again.
 """
 
 import functools
@@ -34,8 +32,6 @@ SEED = 1
 
 
 class SignalStatistics(Record):
-    """Statistics of a signal over tokens and units, means of the traced layers."""
-
     log_scale_std: float = Field(ge=0)
     """Standard deviation over units of the logarithm of their root mean square."""
     power: float = Field(ge=1)

@@ -18,7 +18,7 @@ from pydantic import ValidationError
 
 from coldpress.compiler.activity.layer_counts import countable_families, exact_families, leaders
 from coldpress.compiler.activity.signals import magnitude_edges, magnitude_histogram, pack_nonzero
-from coldpress.compiler.candidates import AUTO, candidates
+from coldpress.compiler.candidates import AUTO, DENSE, candidates
 from coldpress.compiler.checkpoint.hub import snapshot
 from coldpress.compiler.checkpoint.packages import fetch
 from coldpress.compiler.checkpoint.shapes import read_shapes
@@ -44,7 +44,6 @@ from coldpress.schemas.sparsity import Sparsity
 DRAWN_TOKENS = 128
 MAX_CURVES_BYTES = 16 << 20
 MODELS = ("ingest.json", "relufy.json")
-_NOTHING = np.zeros((DRAWN_TOKENS, 1), np.float16)
 RECORDS = ("ingest.json", "calibrate.json", "explore.json")
 
 
@@ -74,9 +73,8 @@ class QuoteSource:
 
 
 def find(named: str, keys: Mapping[str, str], folder: Path) -> QuoteSource:
-    """Finds what a quote of `named` stands on: an artifact, a build folder, or what `model=` takes; writes files that
-    it needs into `folder`. Raises ColdpressError if it is none of these, or a key is refused, ArtifactError if it is
-    damaged."""
+    """Writes files that the quote needs into `folder`. Raises ColdpressError if `named` is no artifact, no build folder
+    and nothing that `model=` takes, or a key is refused, ArtifactError if it is damaged."""
     path = Path(named).expanduser()
     if (path / MANIFEST_FILE).exists():
         return _of_artifact(path, keys, folder)
@@ -202,7 +200,7 @@ def _guessed(
     folder: Path,
 ) -> QuoteSource:
     kind, real = kind_of(model.spec), real_like(model.num_parameters)
-    curves = _without_curves(curves_like(kind, model, folder), real, model.spec)
+    curves = _borrowed(kind, real, model, folder)
     basis: Basis = "same kind of model" if kind else "none"
     words = f"not measured: its quality is unknown until built; formats are those that keep {real.in_words}"
     if kind and model.spec.exact_zeros:
@@ -211,46 +209,32 @@ def _guessed(
     return QuoteSource(source, model, activations, curves, basis, words, settings, given, folder, build)
 
 
-def _without_curves(curves: Curves, real: RealModel, spec: ModelSpec) -> Curves:
-    """Returns borrowed curves with their signals, and with nothing that leaving out units would lose: that differs
-    from model to model by more than any floor. Formats lose what `real` lost."""
-    reason = "what it would lose is unknown until a build measures it"
-    lossy = dict.fromkeys([one.method for one in (*curves.curves, *curves.unexplored)])
-    known = {loss.kv_cache for loss in curves.kv_caches}
-    return curves.model_copy(
-        update={
-            "curves": (),
-            **real.losses(spec),
-            "kv_caches": tuple(loss for loss in real.kv_caches if loss.kv_cache in known),
-            "unexplored": tuple(Unexplored(method=name, reason=reason) for name in lossy),
-        }
-    )
-
-
-def curves_like(kind: Kind | None, model: Model, folder: Path) -> Curves:
-    """Returns another model's curves for a model, with a trace drawn with that one's statistics, which is written into
-    `folder`; None: for a dense run alone."""
-    spec = model.spec
+def _borrowed(kind: Kind | None, real: RealModel, model: Model, folder: Path) -> Curves:
+    """Returns curves with a trace drawn with the kind's statistics, which is written into `folder`; None: for a dense
+    run alone. Formats lose what `real` lost; what leaving out units would lose is unknown: that differs from model to
+    model by more than any floor."""
+    spec, reason = model.spec, "what it would lose is unknown until a build measures it"
     having = layers_of(WHOLE_MLP, spec)
     layers = (having[len(having) // 2],)
-    trace = drawn_trace(spec, kind, layers, DRAWN_TOKENS) if kind else {f"{layers[0]}.none": _NOTHING}
-    known = {curve.method for curve in kind.curves} | {one.method for one in kind.unexplored} if kind else {"dense"}
-    return Curves(
+    if kind is None:
+        trace = {f"{layers[0]}.none": np.zeros((DRAWN_TOKENS, 1), np.float16)}
+        lossy, kv_caches = [name for name in candidates(spec, {}) if name != DENSE], set[str]()
+    else:
+        trace = drawn_trace(spec, kind, layers, DRAWN_TOKENS)
+        lossy = [one.method for one in (*kind.curves, *kind.unexplored)] + [*candidates(spec, {})]
+        kv_caches = {loss.kv_cache for loss in kind.kv_caches} & {*formats_of(spec)}
+    found = Curves(
         weights_sha256=model.weights_sha256,
         num_tokens=kind.num_tokens if kind else 1,
         block_tokens=kind.block_tokens if kind else 1,
-        curves=kind.curves if kind else (),
-        formats=kind.formats if kind else (),
-        kv_caches=tuple(loss for loss in kind.kv_caches if loss.kv_cache in formats_of(spec)) if kind else (),
-        unexplored=(kind.unexplored if kind else ())
-        + tuple(
-            Unexplored(method=name, reason="no model of this kind was measured with it; build to measure it")
-            for name in candidates(spec, {})
-            if name not in known
-        ),
+        curves=(),
+        formats=(),
+        kv_caches=tuple(loss for loss in real.kv_caches if loss.kv_cache in kv_caches),
+        unexplored=tuple(Unexplored(method=name, reason=reason) for name in dict.fromkeys(lossy)),
         trace=save_arrays(folder / "trace.safetensors", trace),
         trace_layers=layers,
     )
+    return found.model_copy(update=real.losses(spec))
 
 
 def _origin(name: str, source: str, revision: str | None) -> dict[str, str]:

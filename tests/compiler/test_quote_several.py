@@ -9,7 +9,7 @@ import pytest
 
 from coldpress.cli.main import main
 from coldpress.compiler.io import Workspace, save_record
-from coldpress.compiler.quote.decide import QuoteSettings, device_quotes
+from coldpress.compiler.quote.decide import QuoteSettings, Quoting
 from coldpress.compiler.quote.records import DeviceQuote
 from coldpress.compiler.quote.sources import QuoteSource, activations_of
 from coldpress.compiler.search.settings import AllocateConfig
@@ -51,7 +51,8 @@ def source(tmp_path: Path) -> QuoteSource:
 def quoted(source: QuoteSource, on: DeviceProfile, *budgets: str, quick: bool = True) -> tuple[DeviceQuote, ...]:
     settings = {**source.settings, "dram_budget": ",".join(budgets)}
     given = {**source.given, "dram_budget": ",".join(budgets)}
-    return device_quotes(replace(source, settings=settings, given=given), on, QuoteSettings(quick, with_steps=True))
+    given_source = replace(source, settings=settings, given=given)
+    return Quoting(given_source, on, QuoteSettings(quick, with_steps=True)).quotes()
 
 
 def built(source: QuoteSource, on: DeviceProfile, folder: Path, *budgets: str) -> Sparsity:
