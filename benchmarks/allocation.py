@@ -40,7 +40,7 @@ def method_of(name: str, case: Case, inputs: AllocationInputs) -> Method:
     options = options_of(selector, {})
     sizes = {family: unit_bytes(family, spec, FORMAT) for family in selector.families(spec, options)}
     reads = all_read_units(inputs.device.flash, spec, sizes, FORMAT, 1)
-    return Method(name, selector, options, FORMAT, sizes, reads)
+    return Method(selector, options, sizes, reads)
 
 
 def row_of(case: Case, inputs: AllocationInputs, method: Method, config: AllocationConfig, density: float) -> Row:

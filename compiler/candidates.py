@@ -30,7 +30,6 @@ from coldpress.schemas.model import MLP_ROLES, ModelSpec, role_shape
 AUTO = "auto"
 DENSE = "dense"
 ATTENTION = ("attn_in", "attn_out")
-"""The families of attention's matrices."""
 DEFAULT_FORMAT = "int4_group32"
 """The format of a build whose method is given and whose format is not."""
 
@@ -79,7 +78,8 @@ def misfit(format_name: FormatName, spec: ModelSpec) -> str | None:
         return None
     roles = sorted({piece.role for family in FAMILIES for piece in slices(family, spec)} | set(spec.expanding_matrices))
     above = ("", *(f"layers.{layer}." for layer in range(spec.num_hidden_layers)))
-    names = [*(f"{each}{role}" for role in roles for each in above), *_shared(spec)]
+    shared = [f"shared_expert.{role}" for role in MLP_ROLES] if spec.shared_intermediate_size else []
+    names = [*(f"{each}{role}" for role in roles for each in above), *shared]
     found = (name for name in names if any(size % multiple for size in role_shape(spec, f"{name}.weight")))
     return next(found, None)
 
@@ -89,16 +89,8 @@ def fits_columns(formats: LayerFormats, spec: ModelSpec) -> bool:
     return not any(misfit(name, spec) for name in names_in(formats))
 
 
-def _shared(spec: ModelSpec) -> list[str]:
-    return [f"shared_expert.{role}" for role in MLP_ROLES] if spec.shared_intermediate_size else []
-
-
 def check_format(named: UnitFormat, spec: ModelSpec) -> None:
-    """Refuses a format that cannot hold a model's matrices.
-
-    Raises:
-        ColdpressError: naming the matrix, and formats that can.
-    """
+    """Raises ColdpressError, which names the matrix and other formats, if a format cannot hold a model's matrices."""
     names = () if named == AUTO else slice_formats(named)
     format_name, role = next(((name, role) for name in names if (role := misfit(name, spec))), ("", None))
     if role is None:
@@ -164,10 +156,7 @@ def with_attention(options: Options, spec: ModelSpec, layers_per_group: int) -> 
 
 def families_for(method: str, options: Options, spec: ModelSpec) -> tuple[str, ...]:
     """Returns the families that a build may have on flash, without duplicates: those of `method` or of all candidates.
-
-    Raises:
-        ColdpressError: if the selector refuses its options, or the decoder cannot compute the model with its families.
-    """
+    Raises ColdpressError if the selector refuses its options, or the decoder cannot compute the model with them."""
     if method != AUTO:
         return _families(method, options, spec)
     found: dict[str, None] = {}

@@ -1,8 +1,7 @@
 """Computes what a model costs in bytes, and the sparsity that a budget asks for: for allocate, layout and report.
 
 Reads shapes only, never weights. Sizes follow the storage rule of `stored_format`, so that a byte counted here is a
-byte in the artifact. Seconds are not estimated here: the simulator counts them (runtime/simulate.py), request by
-request, by the device profile's law (`coldpress.schemas.device.flash_seconds`).
+byte in the artifact. Seconds are not estimated here (compiler/seconds.py).
 """
 
 import functools
@@ -75,11 +74,8 @@ class HasShapes(Protocol):
 
 
 def parse_share(value: int | str) -> float | None:
-    """Parses a percentage: 0.5 for `50%`; None where `value` is not a percentage.
-
-    Raises:
-        ColdpressError: if the percentage is not above 0 and at most 100.
-    """
+    """Parses a percentage: 0.5 for `50%`; None where `value` is not a percentage. Raises ColdpressError if it is not
+    above 0 and at most 100."""
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*%\s*", str(value))
     if match is None:
         return None
@@ -97,11 +93,8 @@ def budget_bytes(budget: int | str, dense_bytes: int, bookkeeping: int) -> int:
 
 
 def budgets_in(asked: int | str) -> tuple[int | str, ...]:
-    """Returns the DRAM budgets that a setting lists, each in bytes or as a share, in the user's order.
-
-    Raises:
-        ColdpressError: if one of them is no amount, or there are more than an artifact has plans.
-    """
+    """Returns the DRAM budgets that a setting lists, each in bytes or as a share, in the user's order; raises
+    ColdpressError if one of them is no amount, or there are more than an artifact has plans."""
     each = [asked] if isinstance(asked, int) else asked.split(",")
     # a share of the dense footprint stays text, because only `allocate` knows the footprint
     found = tuple(parse_bytes(one) if parse_share(one) is None else str(one).strip() for one in each)

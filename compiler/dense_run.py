@@ -1,11 +1,10 @@
 """Finds the fastest dense run of a model under a DRAM budget: every choice is compared with it, and a build should use
 it if nothing is faster.
 
-It has the same weights in the same format, and uses all units on every token, or all units of the experts that a router
-picks, experts equally likely. Attention is resident. Either whole layers are pinned until the DRAM is spent, since a
-partly read layer still waits for a first byte; or every layer has as many pinned units, and the next layer's others are
-preloaded while a layer computes. The rest is streamed in the model's own order, in large sequential reads. Buffers are
-those of least time. A naive run pins nothing and preloads nothing (LLM in a flash, Table 2).
+It uses all units on every token, or all units of the experts that a router picks, experts equally likely. Attention is
+resident. Either whole layers are pinned until the DRAM is spent, since a partly read layer still waits for a first
+byte; or every layer has as many pinned units, and the next layer's others are preloaded while a layer computes. The
+rest is streamed in the model's own order. A naive run pins nothing and preloads nothing (LLM in a flash, Table 2).
 
 A token uses every unit, so preloading never reads the wrong one; a layer's request then reads the rest, which the
 preload buffer had no room for. tests/compiler/test_dense_run.py checks that reads and seconds equal those of the store
@@ -99,7 +98,6 @@ class Stream:
     unit_bytes: int
     """Bytes of a unit; where layers' formats differ, in the mean."""
     largest_bytes: int
-    """Bytes of the largest unit."""
 
     @property
     def num_layers(self) -> int:
@@ -145,7 +143,8 @@ class Stream:
         queue, totals = FlashQueue(), np.zeros(5)
         queue.begin(preloads[0].flash_s)  # the token before has preloaded the first layer
         for layer, (count, preload, before_s) in enumerate(zip(counts, preloads, seconds_before, strict=True)):
-            read = _request(flash, self.unit_bytes, buffer_bytes, self.num_units, count - preload.num_units)
+            not_preloaded = count - preload.num_units
+            ((read, _),) = _requests(flash, self.unit_bytes, buffer_bytes, not_preloaded, (self.num_units, 1, 1))
             work = self._work(read, count, preload)
             queue.compute(before_s)
             request_s = queue.fetch_s(read.arrival, work, needs_queue=preload.num_units > 0)
@@ -179,12 +178,6 @@ def _requests(
     reading, first = Reading(flash, Strided(0, unit_bytes, unit_bytes), 0, buffer_bytes), shape[0] - count
     read = [np.flatnonzero(used[first:]) + first for used in _used_together(*shape)]
     return tuple((reading.reads(positions), positions.size) for positions in read)
-
-
-@lru_cache(maxsize=4096)
-def _request(flash: Flash, unit_bytes: int, buffer_bytes: int, units: int, count: int) -> Reads:
-    reading = Reading(flash, Strided(0, unit_bytes, unit_bytes), 0, buffer_bytes)
-    return reading.reads(np.arange(units - count, units))
 
 
 @lru_cache(maxsize=4096)
@@ -244,7 +237,8 @@ def dense_run(
     plan = _plan(context_length, budget_bytes, resident, kv_cache, kv_cache_format, device)
     sections = make_sections(spec, (family,), stream.format)
     manifest = Setting(model, formats, device, sections, plan).manifest
-    runs = _Runs(stream, room, _Besides.of(manifest, plan), _RowReads.of(manifest, plan))
+    before = tuple(besides.seconds_before(manifest, plan).values())
+    runs = _Runs(stream, room, besides.token_seconds(manifest, plan), before, _RowReads.of(manifest, plan))
     whole = min((runs.in_whole_layers(size, pins=not naive) for size in sizes), key=_token_s)
     # a router's choice is not known before its layer
     if naive or spec.is_mixture or not preloads or whole.pinned_bytes == runs.units_bytes:
@@ -276,23 +270,15 @@ class _RowReads(NamedTuple):
         return cls(table_bytes(manifest), len(tables), read_bytes, besides.row_seconds(manifest, plan))
 
 
-class _Besides(NamedTuple):
-    token_s: float
-    seconds_before: tuple[float, ...]
-    """By layer with units, the part of it that precedes the layer's request."""
-
-    @classmethod
-    def of(cls, manifest: Manifest, plan: Plan) -> "_Besides":
-        before = besides.seconds_before(manifest, plan)
-        return cls(besides.token_seconds(manifest, plan), tuple(before.values()))
-
-
 @dataclass(frozen=True)
 class _Runs:
     stream: Stream
     room_bytes: int
     """DRAM for pinned units and buffers."""
-    besides: _Besides
+    besides_s: float
+    """Seconds of a token besides its requests for units."""
+    seconds_before: Sequence[float]
+    """By layer with units, the part of them that precedes the layer's request."""
     rows: _RowReads
 
     @property
@@ -325,13 +311,13 @@ class _Runs:
 
     def preloaded(self, buffer_bytes: int, preload_bytes: int) -> DenseRun:
         pinned = min(self.num_units, (self.room_bytes - buffer_bytes - preload_bytes) // self.stream.unit_bytes)
-        token = self.stream.preloaded(self.num_units - pinned, buffer_bytes, preload_bytes, self.besides.seconds_before)
+        token = self.stream.preloaded(self.num_units - pinned, buffer_bytes, preload_bytes, self.seconds_before)
         return self._run(token, pinned, buffer_bytes, preload_bytes)
 
     def _run(self, token: DenseToken, pinned: int, buffer_bytes: int, preload_bytes: int) -> DenseRun:
         holds_tables = pinned == self.num_units and self.units_bytes + self.rows.table_bytes <= self.room_bytes
         rows = _RowReads(0, 0, 0.0, 0.0) if holds_tables else self.rows
-        token_s = self.besides.token_s - self.rows.seconds + rows.seconds
+        token_s = self.besides_s - self.rows.seconds + rows.seconds
         return DenseRun(
             reads_per_token=round(token.reads) + rows.reads,
             flash_bytes_per_token=round(token.read_bytes + rows.read_bytes),

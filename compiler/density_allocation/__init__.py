@@ -23,14 +23,8 @@ class Magnitudes:
     """A distribution over units and tokens; inside a bin magnitudes are assumed uniform."""
 
     def __init__(self, statistics: Mapping[str, np.ndarray], where: str, used: float = 1.0) -> None:
-        """Takes `magnitude_histogram` and `magnitude_edges` (schemas/activations.py).
-
-        Args:
-            used: The share of all entries that counts; the rest, zeros of experts that a token does not use, does not.
-
-        Raises:
-            ColdpressError: if there are no magnitudes.
-        """
+        """Takes `magnitude_histogram` and `magnitude_edges` (schemas/activations.py); raises ColdpressError if there
+        are none. `used` is the share of entries that count: not the zeros of experts that a token does not use."""
         if "magnitude_histogram" not in statistics:
             raise ColdpressError(
                 f"{where}: no magnitudes in the statistics, which this density_allocation needs; delete "

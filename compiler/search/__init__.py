@@ -1,8 +1,7 @@
 """The search of `method=auto`: which selector, density, formats and cache a build takes.
 
 A search sees a space of candidates and a judge, which says what a candidate costs; what counts as best is the goal's.
-So every search is compared under one law and one quality floor: `beam.py` is the build's, and
-benchmarks/shared/searches.py has those that it is compared with.
+`beam.py` is the build's search, and benchmarks/shared/searches.py has those that it is compared with.
 """
 
 from collections.abc import Callable, Sequence
@@ -41,8 +40,8 @@ class Candidate:
     """Whether a dense run reads attention's matrices from flash, too."""
 
     @property
-    def shared(self) -> "Shared":
-        """Returns the settings that plans of several budgets share: those of flash.img, resident tensors and keys."""
+    def shared(self) -> Shared:
+        """The settings that plans of several budgets share: those of flash.img, resident tensors and keys."""
         return Shared(self.method, self.format, self.kv_cache, self.streams_attention)
 
 
@@ -66,7 +65,7 @@ class Judged:
     holds_everything: bool = False
     """True if all units fit in DRAM, so that nothing is read."""
     refusal: str | None = None
-    """Reason for which the candidate cannot be built; None if it can."""
+    """None if it can be built."""
     needed_bytes: int | None = None
     """DRAM that a refused candidate needs before it caches any unit; None if that was not the reason."""
     has_draft_model: bool = False
@@ -99,10 +98,8 @@ class Space:
 
 @dataclass(frozen=True)
 class Goal:
-    """Aim of a search: the fewest seconds, or the best quality among those that are fast enough."""
-
     max_token_s: float | None = None
-    """Seconds of a token that are good enough; None for the fewest."""
+    """Seconds of a token that are good enough, among which the best quality wins; None for the fewest seconds."""
 
     def best(self, judged: Sequence[Judged]) -> Judged | None:
         """Returns the best candidate that can be built; None if there is none.

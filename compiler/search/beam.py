@@ -32,7 +32,6 @@ FIRST_CACHE = "static"
 
 
 def judged(space: Space, judge: Judge, goal: Goal) -> list[Judged]:
-    """Follows the best few candidates; see `Search`."""
     first = FIRST_CACHE if FIRST_CACHE in space.caches else space.caches[0]
     begun: list[Judged] = []
     headed = [one for formats in space.formats for one in space.heads(formats)]

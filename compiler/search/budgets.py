@@ -1,10 +1,9 @@
 """Chooses the settings of each DRAM budget of a build whose method is open; a quote asks the same search.
 
-One budget is one search (judge.py). Several share flash.img, and so selector, format, families and layer groups;
-they also share the format of keys and values. Densities and caches are their own. Each is searched alone. Then every
-selector and formats that are best under one of them, or as a dense run, are searched under all. The build takes those
-whose worst budget comes closest to that budget's own best, among those that are slower than a dense run under no
-budget. Choices that are best under no budget alone are not compared.
+One budget is one search (judge.py). Several share flash.img, and so selector, format, families, layer groups, and the
+format of keys and values; densities and caches are their own. Each is searched alone. Then every selector and formats
+that are best under one of them, or as a dense run, are searched under all. The build takes those whose worst budget
+comes closest to that budget's own best, among those that are slower than a dense run under no budget.
 """
 
 import logging
@@ -36,13 +35,9 @@ class BudgetChoice(NamedTuple):
 def choices(
     config: AllocateConfig, inputs: AllocationInputs, floor: Floor, budgets: Sequence[int | str]
 ) -> tuple[BudgetChoice, ...]:
-    """Returns the choice for each of `budgets`, the largest first; they differ in density and cache alone.
-
-    Candidates are compared with the same density in all layers; the allocation rule then runs for the chosen ones only.
-
-    Raises:
-        DoesNotFitError: if nothing fits a budget.
-    """
+    """Returns the choice for each of `budgets`, the largest first; they differ in density and cache alone. Candidates
+    are compared with the same density in all layers; the allocation rule then runs for the chosen ones only. Raises
+    DoesNotFitError if nothing fits a budget."""
     found = searched_together(config, inputs, floor, budgets)
     for one in reversed(found):  # the smallest one, which lacks most, first
         if one.best is None:
@@ -59,8 +54,7 @@ def searched_together(
     replays: Replays | None = None,
 ) -> list[Searched]:
     """Returns a search for each of `budgets`, in bytes or as shares, in the space that `narrowed` leaves: its best is
-    the choice of the build of them all, with the selector and the formats that suit them together. If nothing fits one
-    of the budgets, each is searched alone, and the build is refused."""
+    the choice of the build of them all. If nothing fits one of the budgets, each is searched alone."""
     replays = replays or Replays(inputs)
     alone = [
         searched(config.model_copy(update={"dram_budget": budget}), inputs, floor, narrowed, replays)

@@ -28,7 +28,7 @@ from coldpress.schemas.curves import Curves
 from coldpress.schemas.device import DeviceProfile
 from coldpress.schemas.drafter import Drafter
 from coldpress.schemas.errors import ColdpressError
-from coldpress.schemas.families import Formats, layers_of, mlp_shares, num_units, used_share
+from coldpress.schemas.families import layers_of, mlp_shares, num_units, used_share
 from coldpress.schemas.layout import CacheName
 from coldpress.schemas.model import Model, ModelSpec
 
@@ -108,8 +108,6 @@ def _first_difference(one: Shares, other: Shares) -> int:
 
 
 class AllocationConfig(ComputeConfig):
-    """Settings of density allocation."""
-
     density_allocation: Annotated[str, ConfigKey(plugins="coldpress.compiler.density_allocation")] = Field(
         default="greedy",
         description="how the density is divided among families and layers, where it is a choice; greedy passes "
@@ -137,15 +135,12 @@ class AllocationInputs:
     caches: tuple[CacheName, ...] = ()
     """Cache policies that the plans may get; empty: the one that is asked for."""
     drafter: Drafter | None = None
-    """None for a build without a draft model."""
 
 
 @dataclass(frozen=True)
 class Method:
-    name: str
     selector: Selector[Any]
     options: Any
-    formats: Formats
     unit_bytes: Mapping[str, int]
     """By family, in the order of the selector's families; of the coarsest format."""
     read_units: Mapping[tuple[int, str], np.ndarray]

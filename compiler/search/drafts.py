@@ -2,11 +2,10 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import NamedTuple
 
 from coldpress.compiler.candidates import AUTO
 from coldpress.compiler.cost_model import flash_bytes
-from coldpress.compiler.draft_passes import COUNTS, MODEL, DraftedTokens, best_drafts
+from coldpress.compiler.draft_passes import COUNTS, MODEL, best_drafts
 from coldpress.compiler.search import MARGIN
 from coldpress.compiler.search.density import AllocationInputs
 from coldpress.compiler.search.replay import Replays
@@ -19,11 +18,6 @@ from coldpress.schemas.model import ModelSpec
 from coldpress.schemas.sparsity import Sparsity
 
 
-class WithDrafts(NamedTuple):
-    division: Sparsity
-    drafted: DraftedTokens
-
-
 class DraftSavings:
     def __init__(self, named: str | None, inputs: AllocationInputs) -> None:
         """`named` is the key `draft`. Without a draft model in `inputs`, no run has drafts of one."""
@@ -33,8 +27,9 @@ class DraftSavings:
             for count in range(1, 2 + COUNTS[-1] if inputs.drafter else 1)
         }
 
-    def of(self, plain: Sparsity, token_s: float, divided: Callable[[], Sparsity]) -> WithDrafts | None:
-        """Returns a division of the budget with the draft model, if it is asked for or clearly faster.
+    def of(self, plain: Sparsity, token_s: float, divided: Callable[[], Sparsity]) -> tuple[Sparsity, float] | None:
+        """Returns a division of the budget with the draft model, and the seconds of its tokens, if it is asked for or
+        clearly faster.
 
         Args:
             plain: The division without it, whose tokens take `token_s` seconds.
@@ -51,7 +46,7 @@ class DraftSavings:
             return None
         found = best_drafts(drafter, [replays.of(division).token_s for replays in self._replays.values()])
         pays = found.most_s <= (1 - MARGIN) * token_s
-        return WithDrafts(division, found) if pays or self._named == MODEL else None
+        return (division, found.token_s) if pays or self._named == MODEL else None
 
 
 def may_draft(plain: Sparsity, spec: ModelSpec) -> bool:

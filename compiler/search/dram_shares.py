@@ -1,13 +1,12 @@
 """Divides a DRAM budget for one method, format and cache by the memory equation of ActiveFlow 4.1, Eqs. 2 and 8:
 resident tensors + predictors + KV cache + bookkeeping + buffers + cache = budget, to the byte.
 
-A density comes from the user, the budget (ActiveFlow 4.1), or a measurement (exact zeros); the selector says which
-(runtime/sparsity: `densities`). Sizes of predictors are limited before any is trained: `size` and `predict` stay within
-the limit.
+A density comes from the user, the budget, or a measurement (exact zeros); the selector says which (runtime/sparsity:
+`densities`). Sizes of predictors are limited before any is trained.
 """
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from coldpress.compiler.activity.counted import counted
@@ -31,8 +30,7 @@ from coldpress.compiler.sections import Whole, bookkeeping_bytes, make_sections
 from coldpress.compiler.shared_settings import DEFAULT_CACHE
 from coldpress.runtime.plugins import load, options_of
 from coldpress.runtime.quantization._mixed import coarsest, format_fields
-from coldpress.runtime.sparsity import DensitySource, Selector
-from coldpress.schemas.activations import Activations
+from coldpress.runtime.sparsity import Selector
 from coldpress.schemas.base import Options
 from coldpress.schemas.device import DeviceProfile
 from coldpress.schemas.errors import ColdpressError, DoesNotFitError
@@ -50,93 +48,71 @@ MIN_DENSITY = 0.05
 gets slower, not sparser."""
 
 
-@dataclass(frozen=True)
-class DensityQuestion:
-    method: str
-    families: tuple[str, ...]
-    spec: ModelSpec
-    density: float | None
-    """The share of the MLP's weights that the user set."""
-    activations: Activations
-    m_max: int
-    """The DRAM budget in bytes."""
-    s_m: int
-    """All weights in the chosen format, in bytes."""
-    allocate: Callable[[float], Mapping[str, tuple[float, ...]]]
-    """Divides the MLP's density among families and layers, as density_allocation says."""
+def _shares(
+    config: AllocateConfig, inputs: AllocationInputs, method: Method, m_max: int
+) -> dict[str, tuple[float, ...]]:
+    """Returns the density of every layer, per family; raises ColdpressError if the user's density does not go with the
+    method, or the model has no exact zeros."""
+    source = method.selector.densities(inputs.activations.are_exact(tuple(method.unit_bytes)))
+    if source == "whole":
+        return _whole(config, inputs.model.spec, method)
+    if source == "measured":
+        return _measured(config, inputs, method)
+    density = _wanted(config, inputs.model, method, m_max) if config.density is None else config.density
+    if source == "budget":
+        return allocated(config, inputs, method, density)
+    _need_exact_zeros(config, inputs)
+    shares = allocated(config, inputs, method, density)
+    return {family: tuple(map(min, share, _measured_family(inputs, family))) for family, share in shares.items()}
 
 
-def densities_of(question: DensityQuestion, source: DensitySource) -> dict[str, tuple[float, ...]]:
-    """Returns the density of every layer, per family.
-
-    Raises:
-        ColdpressError: if the user's density does not go with the method, or the model has no exact zeros.
-    """
-    found = {"whole": _whole, "measured": _measured, "budget": _allocated, "capped": _capped}
-    return found[source](question)
-
-
-def _whole(question: DensityQuestion) -> dict[str, tuple[float, ...]]:
+def _whole(config: AllocateConfig, spec: ModelSpec, method: Method) -> dict[str, tuple[float, ...]]:
     """Returns 1 everywhere; for experts, the share that a router picks for a token."""
-    if question.density not in (None, 1):
+    if config.density not in (None, 1):
         raise ColdpressError(
-            f"density={question.density} was asked for, but method {question.method} uses every unit; leave density "
+            f"density={config.density} was asked for, but method {config.method} uses every unit; leave density "
             "out, or use method=topk"
         )
-    return {
-        family: (used_share(family, question.spec),) * question.spec.num_hidden_layers for family in question.families
-    }
+    return {family: (used_share(family, spec),) * spec.num_hidden_layers for family in method.unit_bytes}
 
 
-def _wanted(question: DensityQuestion) -> float:
-    """Returns the user's density, else 1 - sp with sp = 1 - M_max / S_m, as a share of the MLP's weights; for a
-    mixture, relative to the experts that a token uses.
+def _wanted(config: AllocateConfig, model: Model, method: Method, m_max: int) -> float:
+    """Returns 1 - sp with sp = 1 - M_max / S_m, as a share of the MLP's weights; for a mixture, relative to the experts
+    that a token uses.
 
     The paper's S_m is the whole model, all of it sparse. Here attention and embeddings stay dense in DRAM. Taking them
     out of both terms would leave the MLP a far lower density at the same budget. The budget holds either way, since
     units that do not fit are read again.
     """
-    if question.density is not None:
-        return question.density
-    used = min(used_share(family, question.spec) for family in question.families)
-    resident = resident_share(question.families, question.spec)
+    families, spec = tuple(method.unit_bytes), model.spec
+    used = min(used_share(family, spec) for family in families)
+    resident = resident_share(families, spec)
     least = resident + (1 - resident) * MIN_DENSITY
-    return max(least, min(1.0, (1 - llm_sparsity(question.m_max, question.s_m)) / used))
+    return max(least, min(1.0, (1 - llm_sparsity(m_max, weight_bytes(model, config.format))) / used))
 
 
-def _allocated(question: DensityQuestion) -> dict[str, tuple[float, ...]]:
-    return dict(question.allocate(_wanted(question)))
-
-
-def _capped(question: DensityQuestion) -> dict[str, tuple[float, ...]]:
-    _need_exact_zeros(question)
-    return {
-        family: tuple(map(min, shares, _measured_family(question, family)))
-        for family, shares in _allocated(question).items()
-    }
-
-
-def _measured(question: DensityQuestion) -> dict[str, tuple[float, ...]]:
-    if question.density is not None:
+def _measured(config: AllocateConfig, inputs: AllocationInputs, method: Method) -> dict[str, tuple[float, ...]]:
+    if config.density is not None:
         raise ColdpressError(
-            f"density={question.density} was asked for, but method {question.method} uses exactly the units that are "
+            f"density={config.density} was asked for, but method {config.method} uses exactly the units that are "
             "not zero; leave density out, or use method=topk"
         )
-    _need_exact_zeros(question)
-    return {family: _measured_family(question, family) for family in question.families}
+    _need_exact_zeros(config, inputs)
+    return {family: _measured_family(inputs, family) for family in method.unit_bytes}
 
 
-def _need_exact_zeros(question: DensityQuestion) -> None:
-    if not question.activations.exact_zeros:
+def _need_exact_zeros(config: AllocateConfig, inputs: AllocationInputs) -> None:
+    if not inputs.activations.exact_zeros:
         raise ColdpressError(
-            f"method {question.method} needs activations that are exactly zero (ReLU), and this model has none; "
+            f"method {config.method} needs activations that are exactly zero (ReLU), and this model has none; "
             "use method=topk"
         )
 
 
-def _measured_family(question: DensityQuestion, family: str) -> tuple[float, ...]:
-    found = {layer: counted(question.activations, layer, family).density for layer in layers_of(family, question.spec)}
-    return over_layers(family, question.spec, {layer: share for layer, share in found.items() if share is not None})
+def _measured_family(inputs: AllocationInputs, family: str) -> tuple[float, ...]:
+    spec = inputs.model.spec
+    found = {layer: counted(inputs.activations, layer, family).density for layer in layers_of(family, spec)}
+    return over_layers(family, spec, {layer: share for layer, share in found.items() if share is not None})
 
 
 @dataclass(frozen=True)
@@ -154,11 +130,8 @@ def predictor_sizes(
 
     The expected size follows from each layer's density (PowerInfer Fig. 9), as far as all fit. One predictor may take
     all bytes that the others' smallest sizes leave, but never more parameters than the matrix whose sign it predicts:
-    that matrix would be the better predictor. A layer that uses all its units has none. In a mixture of experts all
-    counts are for the units that one token uses.
-
-    Raises:
-        ColdpressError: if every unit of every layer is used.
+    that matrix would be the better predictor. A layer that uses all its units has none; raises ColdpressError if every
+    layer does. In a mixture of experts all counts are for the units that one token uses.
     """
     if not load("coldpress.runtime.sparsity", Selector, config.method).NEEDS_PREDICTORS:
         return PredictorSizes((), 0, 0)
@@ -280,26 +253,9 @@ def asked_budgets_of(
     return found
 
 
-def _shares(
-    config: AllocateConfig, inputs: AllocationInputs, method: Method, m_max: int
-) -> dict[str, tuple[float, ...]]:
-    model, activations = inputs.model, inputs.activations
-    question = DensityQuestion(
-        method=config.method,
-        families=tuple(method.unit_bytes),
-        spec=model.spec,
-        density=config.density,
-        activations=activations,
-        m_max=m_max,
-        s_m=weight_bytes(model, config.format),
-        allocate=lambda density: allocated(config, inputs, method, density),
-    )
-    return densities_of(question, method.selector.densities(activations.are_exact(question.families)))
-
-
 def method_of(name: str, options: Options, formats: Formats, layers_per_group: int, inputs: AllocationInputs) -> Method:
     selector = load("coldpress.runtime.sparsity", Selector, name)
     own, spec = options_of(selector, options), inputs.model.spec
     sizes = {family: unit_bytes(family, spec, coarsest(formats)) for family in selector.families(spec, own)}
     reads = all_read_units(inputs.device.flash, spec, sizes, formats, layers_per_group)
-    return Method(name, selector, own, formats, sizes, reads)
+    return Method(selector, own, sizes, reads)

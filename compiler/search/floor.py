@@ -47,8 +47,6 @@ LEAST_ERROR = 1e-3
 
 @dataclass(frozen=True)
 class Floor:
-    """The most perplexity, over the source's, that an artifact may have; the format uses up part of it."""
-
     curves: Curves
     max_ppl_ratio: float
 
@@ -62,7 +60,6 @@ class Floor:
         return self.format_ratio(formats, method) + math.hypot(*map(error_of, self._losses(formats, method)))
 
     def family(self, method: Method) -> FamilyName:
-        """Returns the family in whose slices the losses of a method's formats were measured."""
         is_whole = load("coldpress.runtime.sparsity", Selector, method).is_whole
         return BLOCKS if is_whole and any(loss.family == BLOCKS for loss in self.curves.formats) else WHOLE_MLP
 
@@ -82,7 +79,6 @@ class Floor:
         return [*known[-1:], *self.head_losses(formats)]
 
     def head_losses(self, formats: Formats) -> list[HeadLoss]:
-        """Returns the loss of the head that formats name; none if they name none, or it was not measured."""
         head = head_of(formats)
         return [loss for loss in self.curves.heads if head is not None and loss.format == head.format]
 

@@ -27,7 +27,7 @@ from coldpress.compiler.search.density import UNIFORM, AllocationInputs
 from coldpress.compiler.search.drafts import DraftSavings, without
 from coldpress.compiler.search.dram_shares import asked_budgets_of, divided
 from coldpress.compiler.search.floor import Floor
-from coldpress.compiler.search.replay import Replays
+from coldpress.compiler.search.replay import Replays, held_share
 from coldpress.compiler.search.settings import AllocateConfig
 from coldpress.compiler.search.words import tried_of
 from coldpress.compiler.seconds import TokenCost
@@ -153,9 +153,10 @@ class BudgetJudge:
             return ()
         cache = caches_for(config.cache)[0]
         try:
-            held = _held(self._divided(Candidate(method, formats, None, cache, self.kv_caches[0])), self._inputs)
+            division = self._divided(Candidate(method, formats, None, cache, self.kv_caches[0]))
         except ColdpressError:  # which the judgement of the plain candidate says
             return ()
+        held = held_share(division, self._inputs.model)
         most_kld = math.inf if config.routing == AUTO else config.routing_kl
         return [one for name in names for one in self._floor.routings(name, formats, held, most_kld)]
 
@@ -205,7 +206,7 @@ class BudgetJudge:
             return 0.0
         cache = caches_for(self._config.cache)[0]
         division = self._divided(Candidate(method, format_name, DENSITIES[0], cache, self.kv_caches[0]))
-        return _held(division, self._inputs)
+        return held_share(division, self._inputs.model)
 
     def _divided(self, candidate: Candidate, has_draft_model: bool = False) -> Sparsity:
         """Divides the budget with the same density in all layers: the rule runs for the chosen candidate alone."""
@@ -222,10 +223,10 @@ class BudgetJudge:
         token_s, hit_rate = self._replays.of(division, candidate.routing)
         drafting = self._drafts.of(division, token_s, lambda: self._divided(candidate, has_draft_model=True))
         if drafting is not None:
-            division, token_s = drafting.division, drafting.drafted.token_s
-        density, held = division.mlp_density(self._inputs.model.spec), _held(division, self._inputs)
-        budget = division.budget
-        units = flash_bytes(division.families, self._inputs.model.spec, division.formats)
+            division, token_s = drafting
+        model, budget = self._inputs.model, division.budget
+        density, held = division.mlp_density(model.spec), held_share(division, model)
+        units = flash_bytes(division.families, model.spec, division.formats)
         is_whole = load("coldpress.runtime.sparsity", Selector, candidate.method).is_whole
         whole = units <= budget.cache_bytes + budget.buffer_bytes
         used = budget.dram_budget_bytes - (budget.cache_bytes + budget.buffer_bytes - units if whole else 0)
@@ -263,11 +264,6 @@ class BudgetJudge:
         return of_keys * ratio
 
 
-def _held(division: Sparsity, inputs: AllocationInputs) -> float:
-    units = flash_bytes(division.families, inputs.model.spec, division.formats)
-    return min(1.0, division.budget.cache_bytes / units)
-
-
 @dataclass(frozen=True)
 class Searched:
     judge: BudgetJudge
@@ -279,7 +275,6 @@ class Searched:
     """The choice of this budget by itself, where several budgets share another one."""
 
     def within(self, space: Space) -> "Searched":
-        """Searches a part of the space; candidates that are judged already cost nothing."""
         return replace(self, judged=self.search(space, self.judge, self.goal))
 
     @cached_property
@@ -292,7 +287,7 @@ class Searched:
 
     @property
     def tried(self) -> tuple[Tried, ...]:
-        """The best candidate of each selector with a reason in words, the taken one first; empty if none fits."""
+        """The best candidate of each selector, the taken one first; empty if none fits."""
         if self.best is None:
             return ()
         return tried_of(self.best, self.judge.judged, self.judge.refusals, self.goal, self.alone)
@@ -315,12 +310,9 @@ def searched(
     replays: Replays | None = None,
     search: Search = beam.judged,
 ) -> Searched:
-    """Judges the candidates of a build whose method is open, as `search` does, in the space that `narrowed` leaves.
-    Searches of several budgets share `replays`, which hold the trace.
-
-    Raises:
-        DoesNotFitError: if the device has less DRAM than the budget.
-    """
+    """Judges the candidates of a build whose method is open, as `search` does, in the space that `narrowed` leaves;
+    raises DoesNotFitError if the device has less DRAM than the budget. Searches of several budgets share `replays`,
+    which hold the trace."""
     asked_budgets_of(config, inputs.model, inputs.device)
     replays = replays or Replays(inputs)
     judge = BudgetJudge(config, inputs, floor, replays)

@@ -88,12 +88,8 @@ class Chosen(NamedTuple):
 
 
 class Replays:
-    """Replays divisions of one model; tokens that choose equal units are worked out once."""
-
-    def __init__(self, inputs: AllocationInputs, overprediction: float = OVERPREDICTION) -> None:
-        """`overprediction` is predicted over active units. `predict` keeps predictors below it; `size` may exceed it if
-        perplexity requires it, so a predictor may turn out slower than estimated here."""
-        self._inputs, self._overprediction = inputs, overprediction
+    def __init__(self, inputs: AllocationInputs) -> None:
+        self._inputs = inputs
         self._chosen: OrderedDict[object, Chosen] = OrderedDict()
         self._found: dict[tuple[str, SearchedRouting | None], Replayed] = {}
 
@@ -189,7 +185,7 @@ class Replays:
         densities = tuple((entry.family, entry.per_layer) for entry in sparsity.densities)
         key: tuple[object, ...] = (sparsity.method, str(sorted(sparsity.options.items())), densities)
         if load("coldpress.runtime.sparsity", Selector, sparsity.method).SEES_RESIDENCY:
-            key = (*key, sparsity.format, _held_share(sparsity, self._inputs.model))
+            key = (*key, sparsity.format, held_share(sparsity, self._inputs.model))
         if key not in self._chosen:
             self._chosen[key] = self._choose(sparsity)
             if len(self._chosen) > KEPT_TEXTS:
@@ -204,9 +200,7 @@ class Replays:
             return Chosen({key: _text(choice.mask(*key, self._signal(key))) for key in choice.arrays}, choice.arrays)
         entries = [activations.layers[number] for number in replayed_layers(spec)]
         texts = {
-            (entry.layer, family): calibrated(
-                sparsity, entry, family, num_units(family, spec), activations.num_tokens, self._overprediction
-            )
+            (entry.layer, family): calibrated(sparsity, entry, family, num_units(family, spec), activations.num_tokens)
             for entry in entries
             for family in sparsity.families
         }
@@ -219,7 +213,7 @@ class Replays:
         activations = self._inputs.activations.of_layers(curves.trace_layers)
         shape = sparsity.families, sparsity.formats, sparsity.layers_per_group
         reads = all_read_units(self._inputs.device.flash, spec, *shape)
-        held = _held_share(sparsity, self._inputs.model)
+        held = held_share(sparsity, self._inputs.model)
         statistics = all_statistics(self._inputs.model, activations, sparsity.families, reads, held, self._norms)
         return {
             (layer, family): selector.fit(num_units(family, spec), sparsity.density(family, layer), known, own)
@@ -288,9 +282,26 @@ def setting_of(
     layers: Sequence[int],
     rank: Mapping[Key, np.ndarray] | None = None,
 ) -> Setting:
-    parts = _parts(sparsity, model, layers)
+    budget = sparsity.budget
+    plan = Plan(
+        name="auto",
+        method=sparsity.method,
+        options=sparsity.options,
+        cache=sparsity.cache,
+        cache_options=sparsity.cache_options,
+        dram_budget_bytes=budget.dram_budget_bytes,
+        context_length=sparsity.context_length,
+        resident_bytes=budget.resident_bytes,
+        predictor_bytes=budget.predictor_bytes,
+        kv_cache=sparsity.kv_cache,
+        kv_cache_bytes=budget.kv_cache_bytes,
+        read_buffer_bytes=budget.buffer_bytes,
+        collapse_gap_bytes=device.flash.break_even_gap_bytes,
+        queue_depth=device.flash.queue_depth.value,
+        parts=_parts(sparsity, model, layers),
+    )
     sections = make_sections(model.spec, sparsity.families, sparsity.formats, sparsity.layers_per_group)
-    return Setting(model, sparsity.formats, device, sections, _plan(sparsity, parts, device), rank=rank or {})
+    return Setting(model, sparsity.formats, device, sections, plan, rank=rank or {})
 
 
 def windows_of(num_tokens: int, num_warm: int) -> tuple[list[range], int]:
@@ -314,11 +325,12 @@ def _text(used: np.ndarray) -> UsedUnits:
     return UsedUnits(len(used), ids, hot)
 
 
-def _held_share(sparsity: Sparsity, model: Model) -> float:
+def held_share(sparsity: Sparsity, model: Model) -> float:
+    """Returns the share of the units that the cache of a division holds."""
     return min(1.0, sparsity.budget.cache_bytes / flash_bytes(sparsity.families, model.spec, sparsity.formats))
 
 
-def _parts(sparsity: Sparsity, model: Model, layers: Sequence[int]) -> list[PartPlan]:
+def _parts(sparsity: Sparsity, model: Model, layers: Sequence[int]) -> tuple[PartPlan, ...]:
     """Returns pinned units for a cache that admits nothing, else slots, shared by demand (runtime/dram/budget.py)."""
     spec, policy = model.spec, load_class("coldpress.runtime.cache", CachePolicy, sparsity.cache)
     keys = unit_keys(sparsity.families, spec)
@@ -332,7 +344,7 @@ def _parts(sparsity: Sparsity, model: Model, layers: Sequence[int]) -> list[Part
         for layer, family in keys
     ]
     counts = dict(zip(keys, units_with_room(claims, sparsity.budget.cache_bytes), strict=True))
-    return [
+    return tuple(
         PartPlan(
             layer=layer,
             family=family,
@@ -342,34 +354,15 @@ def _parts(sparsity: Sparsity, model: Model, layers: Sequence[int]) -> list[Part
         )
         for layer in layers
         for family in sparsity.families
-    ]
-
-
-def _plan(sparsity: Sparsity, parts: Sequence[PartPlan], device: DeviceProfile) -> Plan:
-    budget = sparsity.budget
-    return Plan(
-        name="auto",
-        method=sparsity.method,
-        options=sparsity.options,
-        cache=sparsity.cache,
-        cache_options=sparsity.cache_options,
-        dram_budget_bytes=budget.dram_budget_bytes,
-        context_length=sparsity.context_length,
-        resident_bytes=budget.resident_bytes,
-        predictor_bytes=budget.predictor_bytes,
-        kv_cache=sparsity.kv_cache,
-        kv_cache_bytes=budget.kv_cache_bytes,
-        read_buffer_bytes=budget.buffer_bytes,
-        collapse_gap_bytes=device.flash.break_even_gap_bytes,
-        queue_depth=device.flash.queue_depth.value,
-        parts=tuple(parts),
     )
 
 
 def calibrated(
-    sparsity: Sparsity, entry: LayerStatistics, family: FamilyName, units: int, num_tokens: int, overprediction: float
+    sparsity: Sparsity, entry: LayerStatistics, family: FamilyName, units: int, num_tokens: int
 ) -> UsedUnits:
-    """Returns the units that calibration's tokens use; drawn ones where activity is not known."""
+    """Returns the units that calibration's tokens use; drawn ones where activity is not known. `predict` keeps
+    predictors below OVERPREDICTION; `size` may exceed it if perplexity requires it, so a predictor may turn out slower
+    than estimated here."""
     if family == BLOCKS and entry.experts is not None:
         return _text(of_experts(expert_counts.used_experts(entry.experts, num_tokens), units))
     random = np.random.default_rng(entry.layer)
@@ -388,7 +381,7 @@ def calibrated(
     if not load("coldpress.runtime.sparsity", Selector, sparsity.method).NEEDS_PREDICTORS:
         return text
     predicted = {
-        token: _with_false_positives(ids, units, overprediction * density, random) for token, ids in text.ids.items()
+        token: _with_false_positives(ids, units, OVERPREDICTION * density, random) for token, ids in text.ids.items()
     }
     return UsedUnits(num_tokens, predicted, text.hot)
 

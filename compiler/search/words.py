@@ -104,7 +104,7 @@ def _head(one: Judged, judged: Sequence[Judged]) -> str:
     others = [other for other in judged if replace(other.candidate, format=own) == one.candidate and not other.refusal]
     usual = (other for other in others if head_of(other.candidate.format) is None)
     plain = next((other for other in usual if of_layers(other.candidate.format) == layers), None)
-    without = "does not fit" if plain is None else f"takes {_times(plain, one)}"
+    without = "does not fit" if plain is None else f"takes {plain.token_s / one.token_s:.2f} times as long"
     return f"; {in_words(one.candidate.format)}, since the default head {without}"
 
 
@@ -119,10 +119,6 @@ def _keys(one: Judged, judged: Sequence[Judged]) -> str:
         cost = f"takes {ratio:.2f} times as long" + (", no clear gain" if ratio < 1 else "")
         found += f"; keys and values in {own}, since {kv_cache} {'does not fit' if other.refusal else cost}"
     return found
-
-
-def _times(other: Judged, one: Judged) -> str:
-    return f"{other.token_s / one.token_s:.2f} times as long"
 
 
 def _why_taken(one: Judged, dense: Judged | None, goal: Goal) -> str:

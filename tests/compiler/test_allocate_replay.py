@@ -15,19 +15,20 @@ def test_units_that_are_active_only_in_held_out_text_are_not_hot(tmp_path: Path)
     active[[2, 6], 0] = True
     active[5, 276:] = True  # held out, and the tokens that warm caches
     (entry,) = activations_of(tmp_path, [{"up_down": active}]).layers
-    text = calibrated(sparsity_of("relu", {"up_down": (0.1,)}), entry, "up_down", 8, 400, 1.0)
+    text = calibrated(sparsity_of("relu", {"up_down": (0.1,)}), entry, "up_down", 8, 400)
     assert sorted(text.hot[:3].tolist()) == [2, 5, 6]
     assert all(ids.tolist() == [5] for ids in text.ids.values())
 
 
 @pytest.mark.parametrize(("overprediction", "units"), [(1.0, 10), (1.75, 18), (3.0, 30), (100.0, 100)])
-def test_predictors_are_judged_at_the_overprediction_that_was_asked_for(
-    tmp_path: Path, overprediction: float, units: int
+def test_predictors_are_judged_at_the_most_that_they_predict(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, overprediction: float, units: int
 ) -> None:
+    monkeypatch.setattr("coldpress.compiler.search.replay.OVERPREDICTION", overprediction)
     active = np.zeros((100, 400), bool)
     active[:10] = True
     (entry,) = activations_of(tmp_path, [{"neuron": active}]).layers
-    text = calibrated(sparsity_of("predictor", {"neuron": (0.1,)}), entry, "neuron", 100, 400, overprediction)
+    text = calibrated(sparsity_of("predictor", {"neuron": (0.1,)}), entry, "neuron", 100, 400)
     assert {ids.size for ids in text.ids.values()} == {units}
     assert all(set(range(10)) <= set(ids.tolist()) for ids in text.ids.values())
 

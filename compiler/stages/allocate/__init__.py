@@ -1,10 +1,7 @@
 """allocate: divides the DRAM budget: density per layer and family, predictor sizes, and the bytes of every use.
 
-Reads shapes, activation statistics and the device; returns a `Sparsity` whose budget adds up to the byte
-(compiler/search/dram_shares.py). With an open method the search (compiler/search) compares selectors, densities,
-formats and caches under one quality floor, for each of several budgets; what it needs to know of the quality is
-measured as it goes (_finalists.py), and the record says what it found. The selector says where densities come from and
-what is fitted to them (runtime/sparsity).
+With an open method the search (compiler/search) compares selectors, densities, formats and caches under one quality
+floor, for each of several budgets; what it needs to know of the quality is measured as it goes (_finalists.py).
 """
 
 import logging
@@ -20,7 +17,6 @@ from coldpress.compiler.checkpoint.private import private_folder
 from coldpress.compiler.checkpoint.shapes import why_shorter
 from coldpress.compiler.checkpoint.source_json import read_object
 from coldpress.compiler.checkpoint.tensors import MAX_CONFIG_BYTES
-from coldpress.compiler.cost_model import flash_bytes
 from coldpress.compiler.density_allocation import Rule
 from coldpress.compiler.draft_passes import MODEL
 from coldpress.compiler.io import Workspace
@@ -31,7 +27,7 @@ from coldpress.compiler.search.density import ALLOCATION_TOKENS, UNIFORM, Alloca
 from coldpress.compiler.search.drafts import DraftSavings, without
 from coldpress.compiler.search.dram_shares import asked_budgets_of, divided, method_of
 from coldpress.compiler.search.floor import Floor
-from coldpress.compiler.search.replay import Replays
+from coldpress.compiler.search.replay import Replays, held_share
 from coldpress.compiler.search.settings import AllocateConfig
 from coldpress.compiler.shared_settings import MAX_PPL_RATIO
 from coldpress.compiler.stages.allocate._finalists import completed
@@ -70,10 +66,8 @@ def run(
     curves: Curves | None = None,
     drafter: Drafter | None = None,
 ) -> Sparsity:
-    """Divides the budgets; `auto` takes the best candidates that a search finds (compiler/search).
-
-    A corpus is needed where density_allocation measures losses, and curves where the method is open; with a draft model
-    every dense run is compared with one that it drafts for.
+    """Divides the budgets, each to the byte (compiler/search/dram_shares.py). A corpus is needed where
+    density_allocation measures losses, and curves where the method is open.
 
     Raises:
         ColdpressError: if a setting does not go with the model, the device or the other settings.
@@ -144,8 +138,8 @@ def _log(sparsity: Sparsity) -> None:
 
 
 def needs(build: "Build") -> StageNeeds:
-    """Returns the needs of passes that measure quality, or sensitivities with hidden states before every layer, and
-    losses, if the rule measures them: hidden states of all variants twice and of the whole model, logits of a block."""
+    """Counts passes that measure quality, or sensitivities with hidden states before every layer; and for a rule that
+    measures losses hidden states of all variants twice and of the whole model, and logits of a block."""
     settings, spec = build.settings["allocate"], build.model.spec
     rule = load("coldpress.compiler.density_allocation", Rule, settings["density_allocation"])
     variants = rule.num_variants(spec.num_hidden_layers, len(build.families))
@@ -167,7 +161,6 @@ def needs(build: "Build") -> StageNeeds:
 
 
 def _decisions(taken: Sequence[BudgetChoice], inputs: AllocationInputs) -> Iterator[Sparsity]:
-    """Divides each budget with its choice; raises OverBudgetError if one cannot hold what must be in DRAM."""
     known: dict[float, tuple[Densities, ...]] = {}
     for number, (config, formats, tried, front) in enumerate(taken):
         # a density that the user or the quality gives is divided among layers in the same way under all budgets
@@ -194,8 +187,7 @@ def _floor(config: AllocateConfig, inputs: AllocationInputs) -> Floor:
 def _fitted(sparsity: Sparsity, inputs: AllocationInputs, key: str) -> ArrayFile | None:
     method = method_of(sparsity.method, sparsity.options, sparsity.formats, sparsity.layers_per_group, inputs)
     densities = {entry.family: entry.per_layer for entry in sparsity.densities}
-    held = sparsity.budget.cache_bytes / flash_bytes(sparsity.families, inputs.model.spec, sparsity.formats)
-    statistics = method.statistics(inputs, min(1.0, held))
+    statistics = method.statistics(inputs, held_share(sparsity, inputs.model))
     fitted = fit_all(method.selector, method.options, densities, inputs.model.spec, statistics)
     arrays = {
         f"{layer}.{family}.{name}": array for (layer, family), found in fitted.items() for name, array in found.items()

@@ -29,7 +29,7 @@ from coldpress.compiler.search.judge import Searched
 from coldpress.compiler.search.replay import Replays
 from coldpress.compiler.search.settings import AllocateConfig
 from coldpress.compiler.shared_settings import WHOLE
-from coldpress.compiler.stages.allocate._formats import ERRORS, MeasuredFormats, is_rough, streams_attention, unmeasured
+from coldpress.compiler.stages.allocate._formats import ERRORS, MeasuredFormats, is_rough, unmeasured
 from coldpress.schemas.curves import Curve, Curves, FormatLoss, Point, Unexplored
 from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.families import WHOLE_MLP, Method, dense_family, of_layers
@@ -37,7 +37,6 @@ from coldpress.schemas.memory import OverBudgetError
 
 LOG = logging.getLogger(__name__)
 COARSE_DENSITIES = (0.5, 0.9)
-"""Densities of the coarse measurement."""
 
 
 @dataclass
@@ -61,7 +60,7 @@ class _Hope:
 
 
 def completed(config: AllocateConfig, inputs: AllocationInputs, floor: Floor, budgets: Sequence[int | str]) -> Curves:
-    """Returns the curves with those of the selectors that can still win, and reasons for all others.
+    """Returns the curves with those of the selectors that can still win, and reasons for the others.
 
     Raises:
         ColdpressError: if curves are missing, and there is no text to measure them on.
@@ -88,7 +87,7 @@ def completed(config: AllocateConfig, inputs: AllocationInputs, floor: Floor, bu
             return _with_reasons(rest.curves, reasons)
         if all(one.holds_everything for one in best):
             why = "was not measured: the whole model fits in DRAM"
-        elif any(map(streams_attention, best)):
+        elif any(one.candidate.streams_attention for one in best):
             why = "was not measured: attention does not fit in DRAM, and dense runs alone read it from flash"
         else:
             return _with_reasons(*rest.measured(budgets, reasons))
@@ -98,8 +97,6 @@ def completed(config: AllocateConfig, inputs: AllocationInputs, floor: Floor, bu
 
 
 class _Rest(MeasuredFormats):
-    """The measurements of selectors that `explore` has left, and what is known of them so far."""
-
     def __init__(
         self,
         config: AllocateConfig,
@@ -174,7 +171,8 @@ class _Rest(MeasuredFormats):
     def _measure(self, method: Method, found: Sequence[Searched]) -> None:
         """Measures more closely: on all tokens, but a selector that sees residency first on one block."""
         hope = self._hopes.pop(method)
-        along, least = self._every[method], min(_densities(method, found))
+        along = self._every[method]
+        least = min(one.candidate.density or 0.0 for searched in found for one in _judged(method, searched))
         self._steps.expect(len(along))
         sees = along[0].resident_share is not None and not hope.in_cache
         passes = self._passes.few if sees else self._passes.asked
@@ -247,10 +245,6 @@ def hopeful(curve: Curve, densities: Sequence[float]) -> Curve:
         for density, loss in zip(densities, losses.tolist(), strict=True)
     )
     return curve.model_copy(update={"points": points})
-
-
-def _densities(method: Method, found: Sequence[Searched]) -> list[float]:
-    return [one.candidate.density or 0.0 for searched in found for one in _judged(method, searched)]
 
 
 def _judged(method: Method, searched: Searched) -> list[Judged]:

@@ -1,11 +1,8 @@
 """Measures formats of layers, of the head, and of keys and values, on as much text as the search needs.
 
-If the whole model fits in DRAM in a format that keeps the quality, nothing is measured, but a format on more tokens, at
-last the whole validation text, where those of `explore` do not tell whether it keeps the quality. Otherwise formats
-by matrix are measured (_mixed.py), those that fit in DRAM, or the smallest that keep the quality, and formats of all
-layers that are smaller than a quantized file's own, the largest first, while they may keep it. What the search then
-takes of heads, keys and values is measured on more text, too, and formats also with attention in columns where it is on
-flash.
+If the whole model fits in DRAM in a format that keeps the quality, nothing is measured, but a format on more tokens
+where those of `explore` do not tell whether it keeps the quality. Otherwise formats by matrix (_mixed.py) and smaller
+ones of all layers are. What the search then takes of heads, keys and values is measured on more text, too.
 """
 
 import math
@@ -20,7 +17,7 @@ from coldpress.compiler.activity.sensitivity import sensitivities
 from coldpress.compiler.candidates import ATTENTION, AUTO, DENSE, fits_columns
 from coldpress.compiler.io import load_arrays
 from coldpress.compiler.quality.variants import head_formats_of, larger_formats_of, sample_bytes, smaller_formats_of
-from coldpress.compiler.search import Candidate, Judged
+from coldpress.compiler.search import Candidate
 from coldpress.compiler.search.budgets import searched_together
 from coldpress.compiler.search.by_layer import Sizes
 from coldpress.compiler.search.density import AllocationInputs
@@ -57,8 +54,6 @@ ERRORS = 2.0
 
 
 class MeasuredFormats:
-    """The losses of formats as far as the search needs them, and how more are measured."""
-
     def __init__(self, config: AllocateConfig, inputs: AllocationInputs, floor: Floor) -> None:
         self._config, self._inputs, self._floor = config, inputs, floor
         self.curves = floor.curves
@@ -280,8 +275,9 @@ class MeasuredFormats:
         """Measures formats also with attention in columns where searches take that; if all lose too much, a larger
         format than `explore` did, the smallest first."""
         best = [one.best for one in found if one.best is not None]
-        self._streamed |= {of_layers(one.candidate.format) for one in best if streams_attention(one)}
-        if not self._streamed or self._remeasure(self._is_streamed, self._passes.all_tokens, (self._dense, *ATTENTION)):
+        self._streamed |= {of_layers(one.candidate.format) for one in best if one.candidate.streams_attention}
+        tokens, families = self._passes.all_tokens, (self._dense, *ATTENTION)
+        if not self._streamed or self._remeasure(lambda loss: loss.format in self._streamed, tokens, families):
             return
         known = {loss.format for loss in self.curves.formats}
         larger = [name for name in larger_formats_of(self._inputs.model) if name not in known]
@@ -289,20 +285,15 @@ class MeasuredFormats:
         if not is_kept and larger and self._config.format == AUTO:
             self._measure_formats(larger[:1], self._dense)
 
-    def _is_streamed(self, loss: FormatLoss) -> bool:
-        return loss.format in self._streamed
-
     def _settle(self, name: LayerFormats) -> None:
         """Measures a format on more tokens where few leave open whether it keeps the quality; on the whole validation
         text only if it then still may: one that seems to lose too much is not worth the time."""
-        most = self._floor.max_ppl_ratio
-
-        def is_worth_it(loss: FormatLoss) -> bool:
-            return loss.format == name and loss.ppl_ratio <= most
-
+        most, passes = self._floor.max_ppl_ratio, self._passes
         if any(loss.format == name and _is_open(loss, most) for loss in self.curves.formats):
-            self._remeasure(lambda loss: loss.format == name, self._passes.asked_tokens, (self._dense,))
-            self._remeasure(is_worth_it, self._passes.all_tokens, (self._dense,))
+            self._remeasure(lambda loss: loss.format == name, passes.asked_tokens, (self._dense,))
+            self._remeasure(
+                lambda loss: loss.format == name and loss.ppl_ratio <= most, passes.all_tokens, (self._dense,)
+            )
 
     def _measure_formats(self, names: Sequence[Formats], family: FamilyName) -> None:
         self._steps.expect(len(names))
@@ -384,10 +375,6 @@ def _is_open(loss: Loss, max_ratio: float) -> bool:
 
 def all_in_dram(found: Sequence[Searched]) -> bool:
     return all(one.best is not None and one.best.holds_everything for one in found)
-
-
-def streams_attention(best: Judged) -> bool:
-    return best.candidate.streams_attention
 
 
 def unmeasured(config: AllocateConfig, curves: Curves, family: FamilyName) -> list[FormatName]:

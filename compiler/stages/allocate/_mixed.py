@@ -163,11 +163,8 @@ def last_that_fits(path: Sequence[Sizes], fits: Callable[[Sizes], bool]) -> int:
 def expected_effects(
     model: Model, rounding: Rounding, sensitivities: Mapping[str, Sensitivity], threads: int
 ) -> Effects:
-    """Returns the divergence to expect of each matrix of the layers in each format that it may have.
-
-    Raises:
-        CheckpointError: if a value is beyond a format's range.
-    """
+    """Returns the divergence to expect of each matrix of the layers in each format that it may have; raises
+    CheckpointError if a value is beyond a format's range."""
     formats = formats_of_matrices(model)
 
     def of_matrix(role: str) -> dict[FormatName, float]:
@@ -185,8 +182,8 @@ def expected_effects(
 
 
 def formats_of_matrices(model: Model) -> dict[str, tuple[FormatName, ...]]:
-    """Returns the formats that each matrix of the layers may have, by role, the smallest first: a quantized file's own,
-    which loses nothing, and all that are smaller."""
+    """Lists the formats of each matrix of the layers, by role, the smallest first: a quantized file's own, which loses
+    nothing, and all that are smaller."""
     roles = (role for role in model.tensors if role.startswith("layers.") and stored_format(role, DEFAULT_FORMAT))
     return {role: _formats_of(model, role) for role in roles if role == _alike(model, role)[0]}
 
@@ -243,11 +240,7 @@ def expected_divergence(
     num_alike: int = 1,
 ) -> Mapping[FormatName, float]:
     """Returns the divergence, in nats per token, that each format of a matrix is expected to cause by itself. Of
-    `num_alike` matrices with one format each has its part of the rows.
-
-    Raises:
-        CheckpointError: if a value is beyond a format's range.
-    """
+    `num_alike` matrices with one format each has its part of the rows."""
     weights = rounding.weights(model, role, "row")
     num_rows = min(weights.count, max(LEAST_ROWS, SAMPLE_ROWS // num_alike))
     at = np.unique(np.linspace(0, weights.count - 1, num_rows).astype(np.int64))
