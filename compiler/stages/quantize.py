@@ -37,7 +37,7 @@ from coldpress.schemas.families import (
     slices,
 )
 from coldpress.schemas.gram import GramMatrices, Importance, measured_roles
-from coldpress.schemas.model import FREQUENCIES, Model, matrices
+from coldpress.schemas.model import FREQUENCIES, Model, RotaryKind, matrices
 from coldpress.schemas.preflight import StageNeeds
 from coldpress.schemas.quantized import LayerCodes, Quantized, ResidentTensor
 from coldpress.schemas.sparsity import Sparsity
@@ -133,7 +133,7 @@ def _encode_resident(
     algorithm: Algorithm, model: Model, tensors: tuple[ResidentTensor, ...], prefix: str, known: InputStatistics
 ) -> dict[str, np.ndarray]:
     """Encodes tensors that stay in DRAM: float32 unchanged, or a matrix's rows as codes uint8 [rows, row_bytes]."""
-    frequencies = {role: kind for kind, role in FREQUENCIES.items()}
+    frequencies: dict[str, RotaryKind] = {role: kind for kind, role in FREQUENCIES.items()}
     found: dict[str, np.ndarray] = {}
     for tensor in tensors:
         role = tensor.role

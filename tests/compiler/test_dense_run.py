@@ -121,7 +121,7 @@ def test_a_candidate_has_the_room_that_the_build_leaves(tmp_path):
     division = divided(AllocateConfig(method="dense", cache="auto", **asked), inputs)
     held = division.budget.cache_bytes + division.budget.buffer_bytes
     assert held < total
-    (token,) = Replays(inputs, 1.5).tokens(division)
+    (token,) = Replays(inputs).tokens(division)
     assert token.read_bytes >= total - held
 
 
@@ -138,7 +138,7 @@ def test_attention_on_flash_is_read_by_a_dense_candidate(tmp_path):
     held = division.budget.cache_bytes + division.budget.buffer_bytes
     total = flash_bytes(division.families, model.spec, division.format)
     assert held < total
-    for token in Replays(inputs, 1.5).tokens(division):
+    for token in Replays(inputs).tokens(division):
         assert token.read_bytes >= total - held
 
 

@@ -457,7 +457,7 @@ def test_figures_of_single_tokens_have_the_mean_that_the_search_saw(tmp_path: Pa
     _, inputs = records_of(tmp_path)
     asked = {"method": "topk", "format": "int8_group32", "dram_budget": "80%", "context_length": 128}
     config = AllocateConfig(**asked, density=0.5, cache=cache, density_allocation="uniform")
-    division, replays = divided(config, inputs), Replays(inputs, 1.5)
+    division, replays = divided(config, inputs), Replays(inputs)
     tokens, whole = replays.tokens(division), replays.of(division)
     assert len(tokens) > 3
     assert np.mean([token.token_s for token in tokens]) == pytest.approx(whole.token_s)

@@ -125,15 +125,12 @@ def _trained(
     work: Workspace,
 ) -> TrainedLayer:
     """Trains size after size, until one reaches the target within its limit, or larger ones find no more."""
-    from coldpress.compiler.stages.predict import training as training
-
     layer, largest, format_name = entry.layer, sparsity.predictor_rank[entry.layer], sparsity.predictor_format
     if format_name is None:
         raise ColdpressError("the sparsity names no format of its predictors; delete allocate.json and build again")
     (family,) = sparsity.families
     trainer = Trainer(config, model, activations, entry, family, format_name, work)
-    skewness = training.skewness(trainer.fitted)
-    expected = trainer.fitted.density / trainer.fitted.used_share * (1 - skewness) * model.spec.hidden_size
+    expected = trainer.fitted.density / trainer.fitted.used_share * (1 - trainer.skewness) * model.spec.hidden_size
     sizes: list[PredictorSize] = []
     best, idle = 0.0, 0
     for rank in ranks_tried(expected, largest, format_name):
@@ -151,7 +148,7 @@ def _trained(
         layer=layer,
         format=format_name,
         density=trainer.judged_on.density,
-        skewness=skewness,
+        skewness=trainer.skewness,
         suggested_rank=min((size.rank for size in sizes), key=lambda rank: abs(rank - expected)),
         sizes=tuple(sizes),
     )
@@ -176,7 +173,7 @@ class Trainer:
         experts = _experts(model, entry.layer, inputs, bits) if model.spec.is_mixture else None
         parts = training.split(inputs, bits, HELD_OUT_SHARE, experts)
         self.fitted, self.chosen_by, self.judged_on = parts
-        self._training = training
+        self._training, self.skewness = training, training.skewness(self.fitted)
         self._config, self._model, self._layer = config, model, entry.layer
         self._exact_zeros, self._format, self._work = activations.exact_zeros, format_name, work
         self._num_units = num_units(family, model.spec)
