@@ -14,16 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from coldpress.runtime.cli.command_line import flag
-from coldpress.runtime.cli.declaration import (
-    FILE,
-    PLACE,
-    argument,
-    command,
-    known_keys,
-    option,
-    switch,
-    with_keys,
-)
+from coldpress.runtime.cli.declaration import FILE, PLACE, argument, command, known_keys, option, switch, with_keys
 from coldpress.schemas.errors import ColdpressError
 
 EXAMPLES = """

@@ -96,14 +96,7 @@ class Finding(NamedTuple):
 
 
 def run(
-    file: Path,
-    folder: Path,
-    accepted: Path | None,
-    told: Sequence[str],
-    *,
-    accept: bool,
-    update_lock: bool,
-    tell: Tell,
+    file: Path, folder: Path, accepted: Path | None, told: Sequence[str], *, accept: bool, update_lock: bool, tell: Tell
 ) -> tuple[int, MatrixResults]:
     """Builds the matrix of a file, writes the results into `folder`, and compares them with `accepted`, or writes it
     with `accept`. Models whose inputs are not those of the lock file are not built; `update_lock` writes it anew.

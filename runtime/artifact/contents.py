@@ -11,25 +11,10 @@ import numpy as np
 
 from coldpress.runtime import plugins
 from coldpress.runtime.quantization import Format
-from coldpress.schemas.families import (
-    FormatName,
-    Slice,
-    UnitFormat,
-    resident_names,
-    resident_roles,
-    slice_formats,
-)
+from coldpress.schemas.families import FormatName, Slice, UnitFormat, resident_names, resident_roles, slice_formats
 from coldpress.schemas.layout import SelectorArray
 from coldpress.schemas.manifest import Manifest
-from coldpress.schemas.model import (
-    MLP_ROLES,
-    ModelSpec,
-    block_norms,
-    matrices,
-    norm_parts,
-    qk_norms,
-    role_shape,
-)
+from coldpress.schemas.model import MLP_ROLES, ModelSpec, block_norms, matrices, norm_parts, qk_norms, role_shape
 from coldpress.schemas.predictors import matrix_shapes
 
 Layout = dict[str, tuple[np.dtype[Any], tuple[int, ...]]]

@@ -15,14 +15,7 @@ from typing import Any, TypeVar
 import click
 from click.core import ParameterSource, augment_usage_errors
 from rich.text import Text
-from rich_click import (
-    RichArgument,
-    RichCommand,
-    RichGroup,
-    RichHelpConfiguration,
-    RichHelpFormatter,
-    RichOption,
-)
+from rich_click import RichArgument, RichCommand, RichGroup, RichHelpConfiguration, RichHelpFormatter, RichOption
 from rich_click.rich_panel import RichOptionPanel
 
 from coldpress.runtime.cli.command_line import flag, guarded

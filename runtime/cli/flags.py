@@ -18,12 +18,7 @@ from coldpress.schemas.device import DeviceProfile
 from coldpress.schemas.errors import ColdpressError
 
 
-def open_session(
-    flags: RunFlags,
-    selector: str | None,
-    cache: str | None,
-    recorder: Recorder | None = None,
-) -> Session:
+def open_session(flags: RunFlags, selector: str | None, cache: str | None, recorder: Recorder | None = None) -> Session:
     return Session(
         flags.artifact,
         dram_budget_bytes=budget_of(flags),

@@ -37,10 +37,7 @@ def render(metrics: RunMetrics, run_tokens: Sequence[Token] = ()) -> str:
         *(_modelled_rows(metrics, tokens) if math.isfinite(metrics.modelled_s) else ()),
         ("hit rate", f"{metrics.hit_rate:.3f}"),
         ("flash read by the prefill", show_bytes(metrics.prefill_read_bytes)),
-        (
-            "DRAM used, of the budget",
-            f"{show_bytes(used)} of {show_bytes(metrics.dram_budget_bytes)}",
-        ),
+        ("DRAM used, of the budget", f"{show_bytes(used)} of {show_bytes(metrics.dram_budget_bytes)}"),
         ("the whole model", whole_model(metrics.whole_model_bytes, metrics.dram_budget_bytes)),
         ("process, at its peak", process(used, metrics.peak_rss_bytes - used)),
     ]

@@ -260,12 +260,7 @@ class Session:
         """
         ended = None
         steps = self.stream(
-            prompt_ids,
-            max_new_tokens,
-            sampling=sampling,
-            ignore_eos=ignore_eos,
-            draft=draft,
-            draft_tokens=draft_tokens,
+            prompt_ids, max_new_tokens, sampling=sampling, ignore_eos=ignore_eos, draft=draft, draft_tokens=draft_tokens
         )
         with closing(steps):
             while True:
