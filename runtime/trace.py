@@ -114,7 +114,7 @@ def load_trace(path: Path) -> tuple[Event, ...]:
         shapes = {tensor.name: tensor.shape for tensor in header.tensors}
         sizes = [shapes.get(key, (1,))[0] for key in ("token", "ids", "names")]
         header.check_contents(_contents(*sizes), exact=True)
-        arrays, _ = tensor_files.read_arrays(file.fileno(), header)
+        arrays = tensor_files.load(file.fileno(), header)
     num_ids = sizes[1]
     start, inside = arrays["start"], np.ones(num_ids - 1, bool)
     if start[0] != 0 or (np.diff(start) < 0).any() or start[-1] != num_ids - 1:

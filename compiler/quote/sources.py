@@ -28,8 +28,7 @@ from coldpress.compiler.quote.reference import Kind, RealModel, drawn_trace, kin
 from coldpress.compiler.seconds import NO_DIGEST
 from coldpress.compiler.shared_settings import MAX_PPL_RATIO
 from coldpress.compiler.workflow.settings import CONFIG_FILE, BuildConfig, ModelReference, resolve
-from coldpress.runtime.artifact.experts import load_curve
-from coldpress.runtime.artifact.reader import Artifact, open_artifact
+from coldpress.runtime.artifact.reader import Artifact, load_curve, open_artifact
 from coldpress.runtime.dram.kv_cache import formats_of
 from coldpress.runtime.sparsity import used_experts
 from coldpress.schemas.activations import Activations, FamilyStatistics, LayerStatistics

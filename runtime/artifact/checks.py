@@ -18,8 +18,8 @@ from coldpress.runtime.artifact.errors import (
     SchemaError,
     SectionError,
     VersionError,
+    short,
 )
-from coldpress.runtime.artifact.errors import short as _short
 from coldpress.runtime.routers import router_class
 from coldpress.schemas import families as arithmetic
 from coldpress.schemas.errors import ColdpressError, clipped
@@ -54,9 +54,9 @@ def check_version(data: Any) -> int:
     Raises `SchemaError`, `VersionError` or `FeatureError` naming both versions, or the feature."""
     form = data.get("format") if strict_json.is_object(data) else None
     if not strict_json.is_object(form) or not all(type(form.get(key)) is int for key in ("major", "minor")):
-        raise SchemaError(MANIFEST_FILE, "format", _short(form), "an object of name, major and minor")
+        raise SchemaError(MANIFEST_FILE, "format", short(form), "an object of name, major and minor")
     if form.get("name") != FORMAT_NAME:
-        raise VersionError(MANIFEST_FILE, "format.name", _short(form.get("name")), f"'{FORMAT_NAME}'")
+        raise VersionError(MANIFEST_FILE, "format.name", short(form.get("name")), f"'{FORMAT_NAME}'")
     if form["major"] != FORMAT_MAJOR:
         raise VersionError(
             MANIFEST_FILE,
@@ -72,15 +72,15 @@ def check_version(data: Any) -> int:
 def _check_features(features: Any) -> None:
     required = features.get("required") if strict_json.is_object(features) else None
     if not strict_json.is_array(required) or not all(isinstance(name, str) for name in required):
-        raise SchemaError(MANIFEST_FILE, "features.required", _short(required), "a list of names")
+        raise SchemaError(MANIFEST_FILE, "features.required", short(required), "a list of names")
     known = known_features()
     for name in required:
         if name in SPLIT_FORMATS:
             expected = "formats whose codes are whole: this runtime no longer has codes in two planes"
-            raise FeatureError(MANIFEST_FILE, "a required feature", _short(name), expected, "build it again")
+            raise FeatureError(MANIFEST_FILE, "a required feature", short(name), expected, "build it again")
         if name not in known:
             expected = f"one of {', '.join(known)} (format {FORMAT_MAJOR}.{FORMAT_MINOR})"
-            raise FeatureError(MANIFEST_FILE, "a required feature", _short(name), expected, NEWER)
+            raise FeatureError(MANIFEST_FILE, "a required feature", short(name), expected, NEWER)
 
 
 def known_features() -> tuple[str, ...]:
@@ -102,7 +102,7 @@ def servable_plans(manifest: Manifest) -> tuple[tuple[Plan, ...], tuple[str, ...
         expected = f"the selectors {_known('sparsity')}, the caches {_known('cache')} and the drafts {_known('drafts')}"
         raise FeatureError(MANIFEST_FILE, "each of plans", f"in need of {needed}", expected, NEWER)
     return plans, tuple(
-        f"plan {_short(plan.name)} is left out: this runtime does not have {clipped(' and '.join(names))}; use "
+        f"plan {short(plan.name)} is left out: this runtime does not have {clipped(' and '.join(names))}; use "
         "a newer one"
         for plan, names in zip(manifest.plans, lacking, strict=True)
         if names
@@ -114,7 +114,7 @@ def _lacking(plan: Plan) -> list[str]:
     optional = ("draft", plan.draft, "drafts"), ("routing", plan.routing, "routing")
     wanted += [(kind, name, folder) for kind, name, folder in optional if name is not None]
     found = [
-        f"the {kind} {_short(name)}"
+        f"the {kind} {short(name)}"
         for kind, name, folder in wanted
         if name not in plugins.names(f"coldpress.runtime.{folder}")
     ]
@@ -123,7 +123,7 @@ def _lacking(plan: Plan) -> list[str]:
         if name in plugins.names(f"coldpress.runtime.{folder}"):
             known = plugins.load_class(f"coldpress.runtime.{folder}", plugins.PluginBase, name).OPTIONS.model_fields
             unknown = [option for option in given.get(kind, {}) if option not in known]
-            found += [f"the option {_short(option)} of the {kind} '{name}'" for option in unknown]
+            found += [f"the option {short(option)} of the {kind} '{name}'" for option in unknown]
     return found
 
 
@@ -132,24 +132,23 @@ def _known(folder: str) -> str:
 
 
 def check_manifest(manifest: Manifest) -> None:
-    """Checks the whole manifest, and those of its plans that this runtime can serve.
-
-    Raises:
-        FieldError: a subclass per cause.
-    """
+    """Checks the whole manifest, and those of its plans that this runtime can serve. Raises `FieldError`, by cause."""
     plans, _ = servable_plans(manifest)
     _check_file_list(manifest)
     _check_experts(manifest)
     _check_head_norms(manifest)
     _check_sections(manifest)
-    _check_families(manifest)
+    families = [entry.family for entry in manifest.families]
+    expected = arithmetic.missing_for_decoder(families, manifest.model)
+    if expected:
+        raise SectionError(MANIFEST_FILE, "families", short(families), expected)
     _check_model(manifest.model)
     _check_predictors(manifest)
     _check_resident(manifest)
     _check_listed_features(manifest)
     names = [plan.name for plan in manifest.plans]
     if len(set(names)) != len(names):
-        raise PlanError(MANIFEST_FILE, "plans", f"a list with names {_short(names)}", "distinct names")
+        raise PlanError(MANIFEST_FILE, "plans", f"a list with names {short(names)}", "distinct names")
     facts = plan_checks.Facts(manifest.model_copy(update={"plans": plans}))
     for plan in plans:
         plan_checks.check_plan(facts, plan, f"plans[{names.index(plan.name)}]")
@@ -175,7 +174,7 @@ def _check_file_list(manifest: Manifest) -> None:
 def _check_model(spec: ModelSpec) -> None:
     def require(condition: bool, field: str, expected: str) -> None:
         if not condition:
-            raise ModelError(MANIFEST_FILE, f"model.{field}", _short(getattr(spec, field)), expected)
+            raise ModelError(MANIFEST_FILE, f"model.{field}", short(getattr(spec, field)), expected)
 
     heads = spec.num_attention_heads
     require(heads % spec.num_key_value_heads == 0, "num_key_value_heads", f"a divisor of {heads} attention heads")
@@ -215,13 +214,13 @@ def _check_router(spec: ModelSpec) -> None:
         raise ModelError(
             MANIFEST_FILE,
             "model.router_scores",
-            _short(spec.router_scores),
+            short(spec.router_scores),
             f"one of {_known('routers')} with its options",
             NEWER,
         ) from error
     flaw = router.flaw(spec)
     if flaw is not None:
-        raise ModelError(MANIFEST_FILE, f"model.{flaw[0]}", _short(getattr(spec, flaw[0])), flaw[1])
+        raise ModelError(MANIFEST_FILE, f"model.{flaw[0]}", short(getattr(spec, flaw[0])), flaw[1])
 
 
 def _check_experts(manifest: Manifest) -> None:
@@ -232,7 +231,7 @@ def _check_experts(manifest: Manifest) -> None:
     kept = [role for role in arithmetic.resident_roles(families, spec) if role in MLP_ROLES]
     if "down_proj" in kept:
         expected = "one that holds down_proj: a mixture has it on flash"
-        raise SectionError(MANIFEST_FILE, "families", _short(families), expected)
+        raise SectionError(MANIFEST_FILE, "families", short(families), expected)
     num_kept = len(kept) * spec.num_experts * (spec.num_hidden_layers - len(spec.dense_layers))
     if num_kept > len(manifest.resident):  # bounds the loops over experts
         expected = f"at most {len(manifest.resident)}, the number of resident tensors, of all layers and roles"
@@ -250,19 +249,12 @@ def _check_head_norms(manifest: Manifest) -> None:
         raise SectionError(MANIFEST_FILE, "model.num_attention_heads", str(spec.num_attention_heads), expected)
 
 
-def _check_families(manifest: Manifest) -> None:
-    families = [entry.family for entry in manifest.families]
-    expected = arithmetic.missing_for_decoder(families, manifest.model)
-    if expected:
-        raise SectionError(MANIFEST_FILE, "families", _short(families), expected)
-
-
 def _check_sections(manifest: Manifest) -> None:
     """Requires each layer and family in exactly one section; sections aligned, in order, without holes or overlaps."""
     flash, spec = manifest.flash, manifest.model
     families = [entry.family for entry in manifest.families]
     if len(set(families)) != len(families) or not families:
-        raise SectionError(MANIFEST_FILE, "families", _short(families), "one entry for each of the families")
+        raise SectionError(MANIFEST_FILE, "families", short(families), "one entry for each of the families")
     _check_page(manifest)
     if spec.num_hidden_layers > len(manifest.resident):  # each layer has resident tensors; bounds the loops over layers
         expected = f"at most {len(manifest.resident)}, the number of resident tensors"
@@ -304,7 +296,7 @@ def _check_format(section: Section, field: str, entry: FamilyFormat) -> None:
         expected = f"one of {', '.join(name for name in known if name != entry.format)}"
         if count > 1:
             expected += f", or {count} of {', '.join(known)} with {JOINT} between, not all the same"
-        found = f"{_short(section.format)} with {entry.format} in families"
+        found = f"{short(section.format)} with {entry.format} in families"
         raise SectionError(MANIFEST_FILE, f"{field}.format", found, expected)
 
 
@@ -329,10 +321,10 @@ def _checked_tables(manifest: Manifest, end: int) -> int:
         field = f"flash.tables[{index}]"
         if table.role not in allowed[index:]:
             expected = " and ".join(allowed[index:]) or "no more matrices that are read by row in this model"
-            raise SectionError(MANIFEST_FILE, f"{field}.role", _short(table.role), expected)
+            raise SectionError(MANIFEST_FILE, f"{field}.role", short(table.role), expected)
         known = plugins.names("coldpress.runtime.quantization")
         if table.format not in known:
-            raise SectionError(MANIFEST_FILE, f"{field}.format", _short(table.format), f"one of {', '.join(known)}")
+            raise SectionError(MANIFEST_FILE, f"{field}.format", short(table.format), f"one of {', '.join(known)}")
         num_rows, length = role_shape(spec, table.role)
         expected = {
             "offset_bytes": -(-end // SECTION_ALIGN_BYTES) * SECTION_ALIGN_BYTES,
@@ -365,7 +357,7 @@ def _checked_family(manifest: Manifest, index: int) -> FamilyFormat:
     if entry.slices != slices:
         found = [f"{piece.role} {piece.axis}" for piece in entry.slices]
         expected = ", ".join(f"{piece.role} {piece.axis}" for piece in slices)
-        raise SectionError(MANIFEST_FILE, f"families[{index}].slices", _short(found), expected)
+        raise SectionError(MANIFEST_FILE, f"families[{index}].slices", short(found), expected)
     size = _unit_bytes(entry, entry.format, spec)
     if entry.unit_bytes != size:
         raise SectionError(MANIFEST_FILE, f"families[{index}].unit_bytes", str(entry.unit_bytes), str(size))
@@ -381,7 +373,7 @@ def _check_predictors(manifest: Manifest) -> None:
     num_layers = manifest.model.num_hidden_layers
     if layers != sorted(set(layers)) or (layers and layers[-1] >= num_layers):
         expected = f"ascending layers from 0 to {num_layers - 1}, each at most once"
-        raise ModelError(MANIFEST_FILE, "predictors", f"for layers {_short(layers)}", expected)
+        raise ModelError(MANIFEST_FILE, "predictors", f"for layers {short(layers)}", expected)
     largest = max(manifest.model.hidden_size, manifest.model.intermediate_size)
     known = plugins.names("coldpress.runtime.quantization")
     for index, entry in enumerate(manifest.predictors):
@@ -406,7 +398,7 @@ def _check_resident(manifest: Manifest) -> None:
         if tensor.shape != shape:
             expected = f"{list(shape)}" if shape else "a tensor that this model has"
             raise ModelError(
-                MANIFEST_FILE, f"resident[{index}]", f"{_short(tensor.role)} {list(tensor.shape)}", expected
+                MANIFEST_FILE, f"resident[{index}]", f"{short(tensor.role)} {list(tensor.shape)}", expected
             )
         known = plugins.names("coldpress.runtime.quantization")
         if tensor.format is not None and tensor.format not in known:

@@ -38,8 +38,10 @@ def verify_artifact(artifact: Artifact) -> int:
     with ThreadPoolExecutor(min(MAX_THREADS, os.cpu_count() or 1)) as pool:
         digests = [pool.submit(_check_digest, artifact, entry.path) for entry in artifact.manifest.files]
         _check_flash(artifact)
-        _check_resident(artifact)
-        _check_predictors(artifact)
+        for file, name, codes, format_name in _matrices(artifact):
+            step = max(1, BLOCK_BYTES // codes.shape[1])
+            for start in range(0, len(codes), step):
+                _check_codes(file, f"tensor '{name}'", codes[start : start + step], format_name)
         for digest in digests:
             digest.result()
     return sum(entry.size_bytes for entry in artifact.manifest.files)
@@ -144,22 +146,14 @@ def _slices_of(artifact: Artifact, start: int, length: int, size: int) -> Iterat
         yield (read[0] if len(read) == 1 else np.concatenate(read)).reshape(-1, size)
 
 
-def _check_resident(artifact: Artifact) -> None:
+def _matrices(artifact: Artifact) -> Iterator[tuple[str, str, np.ndarray, str]]:
+    """Yields (file, tensor, codes uint8 [rows, row_bytes], format) of the quantized matrices that are not units."""
     for tensor in artifact.manifest.resident:
         if tensor.format is not None:
-            _check_matrix(RESIDENT_FILE, tensor.role, artifact.resident[tensor.role], tensor.format)
-
-
-def _check_predictors(artifact: Artifact) -> None:
+            yield RESIDENT_FILE, tensor.role, artifact.resident[tensor.role], tensor.format
     for layer, found in artifact.predictors.items():
-        _check_matrix(PREDICTORS_FILE, f"{layer}.fc1", found.fc1, found.format)
-        _check_matrix(PREDICTORS_FILE, f"{layer}.fc2", found.fc2, found.format)
-
-
-def _check_matrix(file: str, name: str, codes: np.ndarray, format_name: str) -> None:
-    step = max(1, BLOCK_BYTES // codes.shape[1])
-    for start in range(0, len(codes), step):
-        _check_codes(file, f"tensor '{name}'", codes[start : start + step], format_name)
+        yield PREDICTORS_FILE, f"{layer}.fc1", found.fc1, found.format
+        yield PREDICTORS_FILE, f"{layer}.fc2", found.fc2, found.format
 
 
 def _check_codes(file: str, place: str, codes: np.ndarray, format_name: str) -> None:

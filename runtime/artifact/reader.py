@@ -8,7 +8,8 @@ read here: every read of it checks the checksums of its pages, and `runtime/arti
 import hashlib
 import logging
 import os
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -32,9 +33,11 @@ from coldpress.runtime.plugins import load
 from coldpress.runtime.sparsity import Selector
 from coldpress.runtime.unit_numbers import number_type
 from coldpress.schemas import sealed
+from coldpress.schemas.experts import ExpertCurve
 from coldpress.schemas.families import FamilyName, FormatName
 from coldpress.schemas.layout import Plan, Section
 from coldpress.schemas.manifest import (
+    EXPERTS_FILE,
     FORMAT_MINOR,
     MANIFEST_FILE,
     PREDICTORS_FILE,
@@ -46,6 +49,7 @@ from coldpress.schemas.manifest import (
 
 CONFIG_FILE = "config.json"
 """A file that a checkpoint has, and no artifact."""
+EXPERTS_BYTES = 1 << 20
 OTHER = "give the path of the artifact with that identity, or copy it again from its source"
 
 
@@ -82,7 +86,7 @@ class Artifact:
     def resident(self) -> dict[str, np.ndarray]:
         """Returns role -> array, loaded on first use: float32 of the tensor's shape, or codes uint8 [rows, row_bytes].
         Raises `ArtifactError` if the file is damaged or holds numbers that are not finite."""
-        arrays = self._load(RESIDENT_FILE)
+        arrays = _load_tensors(self.folder, self.manifest, RESIDENT_FILE)
         _check_finite(RESIDENT_FILE, arrays)
         return {tensor.role: arrays[tensor.role] for tensor in self.manifest.resident}
 
@@ -92,7 +96,7 @@ class Artifact:
         `ArtifactError` if the file is damaged."""
         if not self.manifest.predictors:
             return {}
-        arrays = self._load(PREDICTORS_FILE)
+        arrays = _load_tensors(self.folder, self.manifest, PREDICTORS_FILE)
         return {
             entry.layer: Predictor(
                 arrays[f"{entry.layer}.fc1"], arrays[f"{entry.layer}.fc2"], entry.format, entry.threshold
@@ -139,9 +143,6 @@ class Artifact:
             raise DigestError(name, "the sha256", found, f"{expected}, as the manifest says")
         return data
 
-    def _load(self, name: str) -> dict[str, np.ndarray]:
-        return _load_tensors(self.folder, self.manifest, name)
-
 
 def _entry(manifest: Manifest, name: str) -> ArtifactFile:
     for entry in manifest.files:
@@ -151,11 +152,8 @@ def _entry(manifest: Manifest, name: str) -> ArtifactFile:
 
 
 def artifact_folder(path: str | Path) -> Path:
-    """Returns the folder of an artifact: `path`, or the one artifact in it if it is the folder of a build.
-
-    Raises:
-        FileKindError: for the folder of a checkpoint, or of builds of several artifacts.
-    """
+    """Returns the folder of an artifact: `path`, or the one artifact in it if it is the folder of a build. Raises
+    `FileKindError` for the folder of a checkpoint, or of builds of several artifacts."""
     path = Path(path)
     if (path / MANIFEST_FILE).is_file() and not (path / MANIFEST_FILE).is_symlink():
         return path
@@ -196,7 +194,8 @@ def open_artifact(path: str | Path, identity: str | None = None) -> Artifact:
         for entry in manifest.files:
             os.close(safe_files.open_file(folder, entry.path, entry.size_bytes))
         for name in (RESIDENT_FILE, PREDICTORS_FILE)[: 1 + bool(manifest.predictors)]:
-            _check_header(folder, manifest, name)
+            with _checked(folder, manifest, name):
+                pass
         tables = _load_tensors(folder, manifest, TABLES_FILE)
         _check_tables(manifest, tables)
         _check_finite(TABLES_FILE, tables)
@@ -212,6 +211,25 @@ def open_artifact(path: str | Path, identity: str | None = None) -> Artifact:
     kept = contents.table_tensors(manifest, {plan.name for plan in plans})
     used = {name: _narrowed(name, tables.pop(name)) for name in kept}
     return Artifact(str(path), found, usable, numbers, skipped, folder, used)
+
+
+def load_curve(artifact: Artifact) -> ExpertCurve | None:
+    """Returns what calibration found of a mixture's experts; None if the artifact does not say. Raises `ArtifactError`
+    if the file is damaged, or is not about the model's experts."""
+    spec = artifact.manifest.model
+    if all(entry.path != EXPERTS_FILE for entry in artifact.manifest.files):
+        return None
+    try:
+        curve = ExpertCurve.model_validate_json(artifact.read_bytes(EXPERTS_FILE, EXPERTS_BYTES))
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        field = ".".join(map(str, first["loc"])) or "the content"
+        raise SchemaError(EXPERTS_FILE, short(field), short(first["msg"]), "a record of schemas/experts.py") from error
+    found = (len(curve.lru_misses), len(curve.static_misses), curve.num_experts_per_tok)
+    expected = (spec.num_experts, spec.num_experts, spec.num_experts_per_tok)
+    if found != expected:
+        raise SchemaError(EXPERTS_FILE, "lengths of both curves, and experts of a token", f"{found}", f"{expected}")
+    return curve
 
 
 def _read_whole(opened: int, name: str, max_bytes: int) -> bytes:
@@ -253,30 +271,29 @@ def _validate(data: bytes, drop_unknown: bool) -> Manifest:
         ) from error
 
 
-def _check_header(folder: safe_files.Folder, manifest: Manifest, name: str) -> tensor_files.TensorFile:
+@contextmanager
+def _checked(
+    folder: safe_files.Folder, manifest: Manifest, name: str
+) -> Generator[tuple[int, tensor_files.TensorFile]]:
+    """Opens a tensor file, checks its header, and yields descriptor and header."""
     size = _entry(manifest, name).size_bytes
     opened = safe_files.open_file(folder, name, size)
     try:
-        found = tensor_files.read_header(opened, name, size)
+        header = tensor_files.read_header(opened, name, size)
+        expected = {
+            RESIDENT_FILE: contents.resident_tensors,
+            TABLES_FILE: contents.table_tensors,
+            PREDICTORS_FILE: contents.predictor_tensors,
+        }[name](manifest)
+        header.check_contents(expected, exact=manifest.format.minor <= FORMAT_MINOR)
+        yield opened, header
     finally:
         os.close(opened)
-    expected = {
-        RESIDENT_FILE: contents.resident_tensors,
-        TABLES_FILE: contents.table_tensors,
-        PREDICTORS_FILE: contents.predictor_tensors,
-    }[name](manifest)
-    found.check_contents(expected, exact=manifest.format.minor <= FORMAT_MINOR)
-    return found
 
 
 def _load_tensors(folder: safe_files.Folder, manifest: Manifest, name: str) -> dict[str, np.ndarray]:
-    header = _check_header(folder, manifest, name)
-    entry = _entry(manifest, name)
-    opened = safe_files.open_file(folder, name, entry.size_bytes)
-    try:
-        return tensor_files.load(opened, header, entry.sha256)
-    finally:
-        os.close(opened)
+    with _checked(folder, manifest, name) as (opened, header):
+        return tensor_files.load(opened, header, _entry(manifest, name).sha256)
 
 
 def _check_tables(manifest: Manifest, tables: dict[str, np.ndarray]) -> None:

@@ -58,12 +58,7 @@ class Folder:
 
 
 def open_folder(path: str) -> Folder:
-    """Opens an artifact's folder.
-
-    Raises:
-        FileKindError: if there is no such folder.
-        DeviceError: if the system refuses to open it.
-    """
+    """Opens an artifact's folder. Raises `FileKindError` if there is none, `DeviceError` if the system refuses."""
     try:
         return Folder(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
     except OSError as error:
@@ -134,12 +129,8 @@ def _check_opened(opened: int, name: str, size_bytes: int | None) -> None:
 
 
 def read_exactly(opened: int, name: str, into: memoryview, offset: int) -> None:
-    """Fills `into` from `offset` of a file.
-
-    Raises:
-        FileSizeError: if the file ends too early: it was cut short while open.
-        DeviceError: if the device fails.
-    """
+    """Fills `into` from `offset` of a file. Raises `FileSizeError` if it was cut short while open, `DeviceError` if the
+    device fails."""
     done = 0
     while done < len(into):
         with telling(name, "a read"):
@@ -151,11 +142,7 @@ def read_exactly(opened: int, name: str, into: memoryview, offset: int) -> None:
 
 @contextmanager
 def telling(name: str, step: str) -> Generator[None]:
-    """Turns a system error on a file into a DeviceError, since it does not mean that the artifact is wrong.
-
-    Raises:
-        DeviceError: in place of an OSError.
-    """
+    """Turns a system error on a file into a DeviceError, since it does not mean that the artifact is wrong."""
     try:
         yield
     except OSError as error:

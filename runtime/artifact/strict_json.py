@@ -46,11 +46,8 @@ TOKENIZER = Limits(size_bytes=64 << 20, depth=32, integer=2**63 - 1, values=1 <<
 
 
 def parse(data: bytes, refuse: Refuse, limits: Limits = ARTIFACT) -> Any:
-    """Returns the value of strict JSON text in UTF-8.
-
-    Raises:
-        ColdpressError: made by `refuse`, if the text is not strict JSON or exceeds a limit.
-    """
+    """Returns the value of strict JSON text in UTF-8. Raises what `refuse` makes if the text is not strict JSON or
+    exceeds a limit."""
     if len(data) > limits.size_bytes:
         raise refuse(f"{len(data)} bytes long", f"at most {limits.size_bytes}")
     _check_structure(data, refuse, limits)

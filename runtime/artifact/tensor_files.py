@@ -104,11 +104,7 @@ def make_header(tensors: Iterable[tuple[str, str, tuple[int, ...]]]) -> tuple[by
 
 def read_entries(opened: int, size_bytes: int, rules: Rules, refuse: Refuse) -> tuple[bytes, tuple[TensorEntry, ...]]:
     """Reads and checks a header; returns the bytes before the first tensor, and the tensors in the order of bytes.
-
-    Raises:
-        ColdpressError: made by `refuse`, if the header breaks a rule.
-        OSError: if the system refuses a read.
-    """
+    Raises what `refuse` makes if the header breaks a rule, `OSError` if the system refuses a read."""
     prefix = os.pread(opened, 8, 0)
     if len(prefix) < 8:
         raise refuse("the size", f"{size_bytes} bytes", "at least 8, a safetensors file")
@@ -199,12 +195,8 @@ class TensorFile:
 
 
 def read_header(opened: int, file: str, size_bytes: int, remedy: str = DAMAGED) -> TensorFile:
-    """Parses and checks the header of an open file of `size_bytes`; `remedy` ends the errors about it.
-
-    Raises:
-        TensorFileError: naming what is wrong.
-        DeviceError: if the device fails.
-    """
+    """Parses and checks the header of an open file of `size_bytes`; `remedy` ends the errors about it. Raises
+    `TensorFileError` naming what is wrong, `DeviceError` if the device fails."""
     refuse = functools.partial(TensorFileError, file, remedy=remedy)
     with telling(file, "a read"):
         return TensorFile(file, *read_entries(opened, size_bytes, RULES, refuse), remedy)
@@ -214,8 +206,8 @@ def numpy_dtype(tensor: TensorEntry) -> np.dtype[Any]:
     return np.dtype(NUMPY_NAMES[tensor.dtype]).newbyteorder("<")
 
 
-def read_arrays(opened: int, layout: TensorFile) -> tuple[dict[str, np.ndarray], str]:
-    """Reads all tensors as separate arrays, and computes the sha256 of the whole file, in one pass.
+def load(opened: int, layout: TensorFile, sha256: str | None = None) -> dict[str, np.ndarray]:
+    """Reads all tensors as separate arrays. Raises `DigestError` if the file's sha256 is not the given one.
 
     The kernel reads one portion ahead and drops a file's pages as soon as they are read: its page cache would hold the
     same bytes once more, outside the DRAM budget.
@@ -236,13 +228,6 @@ def read_arrays(opened: int, layout: TensorFile) -> tuple[dict[str, np.ndarray],
             os.posix_fadvise(opened, 0, tensor.start_bytes + start + len(portion), os.POSIX_FADV_DONTNEED)
         arrays[tensor.name] = array
     os.posix_fadvise(opened, 0, 0, os.POSIX_FADV_DONTNEED)  # the kernel may have read beyond the last tensor
-    return arrays, digest.hexdigest()
-
-
-def load(opened: int, layout: TensorFile, sha256: str) -> dict[str, np.ndarray]:
-    """Reads all tensors as separate arrays. Raises `DigestError` if the file's content is not what the manifest
-    says."""
-    arrays, found = read_arrays(opened, layout)
-    if found != sha256:
-        raise DigestError(layout.file, "the sha256", found, f"{sha256}, as the manifest says")
+    if sha256 not in (None, digest.hexdigest()):
+        raise DigestError(layout.file, "the sha256", digest.hexdigest(), f"{sha256}, as the manifest says")
     return arrays

@@ -7,8 +7,7 @@ import os
 from collections import Counter
 from typing import Any
 
-from coldpress.runtime.artifact.experts import load_curve
-from coldpress.runtime.artifact.reader import Artifact
+from coldpress.runtime.artifact.reader import Artifact, load_curve
 from coldpress.runtime.dram.bookkeeping import bookkeeping_bytes
 from coldpress.runtime.dram.budget import least_budget_bytes, used_bytes, whole_bytes
 from coldpress.runtime.dram.experts import warning

@@ -73,7 +73,8 @@ def load_record(path: Path) -> DeviceProfile:
             data = file.read(JSON.size_bytes + 1)  # bounded, as the file may be an endless pipe or device node
     except OSError as error:
         raise ColdpressError(f"{path}: {error.strerror}, expected a device record in JSON; name a device") from error
-    strict_json.parse(data, lambda found, expected: _no_record(path, found, expected), JSON)
+    told = f"{path}: not a device record, at the text: it is"
+    strict_json.parse(data, lambda found, expected: ColdpressError(f"{told} {found}, expected {expected}"), JSON)
     try:
         opened = unseal(data)
         if opened.stated not in (None, opened.found):
@@ -85,7 +86,3 @@ def load_record(path: Path) -> DeviceProfile:
         first = error.errors()[0]
         place = clipped(".".join(map(str, first["loc"])) or "the text")
         raise ColdpressError(f"{path}: not a device record, at {place}: {clipped(first['msg'])}") from error
-
-
-def _no_record(path: Path, found: str, expected: str) -> ColdpressError:
-    return ColdpressError(f"{path}: not a device record, at the text: it is {found}, expected {expected}")

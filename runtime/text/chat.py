@@ -20,12 +20,8 @@ Message = Mapping[str, str]
 
 class ChatTemplate:
     def __init__(self, artifact: Artifact) -> None:
-        """Reads the template, and checks its digest.
-
-        Raises:
-            ColdpressError: if the artifact has none.
-            ArtifactError: if it cannot be read.
-        """
+        """Reads the template, and checks its digest. Raises `ColdpressError` if there is none, `ArtifactError` if it
+        cannot be read."""
         found = _read(artifact)
         if found is None:
             raise ColdpressError(

@@ -17,7 +17,7 @@ import time
 import weakref
 from collections.abc import Callable
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import coldpress
 from coldpress.schemas.errors import ArtifactError, ColdpressError, clipped
@@ -59,12 +59,8 @@ class LimitedProcess:
             raise ArtifactError(reply["error"])
 
     def ask(self, frame: bytes) -> Any:
-        """Sends a frame, and returns the answer.
-
-        Raises:
-            LimitError: if the process exceeds a limit or ends.
-            ArtifactError: with the sentence of the process.
-        """
+        """Sends a frame, and returns the answer. Raises `LimitError` if the process exceeds a limit or ends,
+        `ArtifactError` with the sentence of the process."""
         with self._lock:
             if self._finalizer is None or self.process.poll() is not None:
                 self._start()
@@ -151,7 +147,7 @@ def serve(answer: Callable[[bytes], Any]) -> None:
     cpu_s, incoming, outgoing = int(sys.argv[1]), sys.stdin.buffer, sys.stdout.buffer
     _limit(resource.RLIMIT_AS, MEMORY_BYTES)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    while frame := _next_frame(incoming):
+    while frame := incoming.read(int.from_bytes(incoming.read(8), "little")):
         allowed_s = int(time.process_time()) + cpu_s + len(frame) // BYTES_PER_S
         _limit(resource.RLIMIT_CPU, allowed_s)
         try:
@@ -171,7 +167,3 @@ def _limit(kind: int, wanted: int) -> None:
     """Limits this process, within the hard limit of its caller, which it may not raise."""
     _, hard = resource.getrlimit(kind)
     resource.setrlimit(kind, (wanted if hard == resource.RLIM_INFINITY else min(wanted, hard), hard))
-
-
-def _next_frame(incoming: IO[bytes]) -> bytes:
-    return incoming.read(int.from_bytes(incoming.read(8), "little"))

@@ -72,9 +72,6 @@ class TextStream:
         self._shown.append(self._finder.push(self._step(token_id)))
         return self._shown[-1]
 
-    def rest(self) -> str:
-        return self._finder.rest()
-
     def text(self) -> str:
         """Returns the text so far: up to the stop string, or all of it, with text that is not certain yet."""
         if self.stop is not None:
@@ -84,4 +81,4 @@ class TextStream:
     def remainder(self) -> str:
         """Returns the rest of `text` behind the pieces that `add` has returned, once there are no more tokens."""
         whole, shown = self.text(), "".join(self._shown)
-        return whole[len(shown) :] if whole.startswith(shown) else self.rest()
+        return whole[len(shown) :] if whole.startswith(shown) else self._finder.rest()

@@ -52,12 +52,8 @@ class Rendering:
         self._limited: LimitedProcess | None = None
 
     def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
-        """Returns the text of a chat.
-
-        Raises:
-            LimitError: if the template reaches a limit.
-            ArtifactError: with its reason, if it fails or refuses the chat.
-        """
+        """Returns the text of a chat. Raises `LimitError` if the template reaches a limit, `ArtifactError` with its
+        reason if it fails or refuses the chat."""
         if self._limited is None:
             self._limited = LimitedProcess("coldpress.runtime.text.template", CPU_S)
             self._limited.begin(self._template)
@@ -65,7 +61,6 @@ class Rendering:
 
 
 def _default(found: Any) -> Any:
-    """Returns the template of tokenizer_config.json; of several named ones the one called `default`."""
     if not strict_json.is_array(found):
         return found
     named = [entry for entry in found if strict_json.is_object(entry) and entry.get("name") == "default"]

@@ -43,9 +43,7 @@ class TextCodec:
         return cls(artifact, engine) if any(entry.path == TOKENIZER_FILE for entry in artifact.manifest.files) else None
 
     def encode(self, text: str, special: bool = True) -> list[int]:
-        """Returns the token ids of a prompt.
-
-        `special`: whether to add the prompt's special tokens; a rendered chat has its own (runtime/text/chat.py).
+        """Returns the token ids of a prompt; `special` adds its special tokens, which a rendered chat has already.
 
         Raises:
             ArtifactError: if the tokenizer fails, or exceeds its limits.

@@ -10,8 +10,7 @@ from coldpress.compiler.io import Workspace, load_record
 from coldpress.compiler.sections import make_sections
 from coldpress.compiler.stages import ingest
 from coldpress.compiler.stages.ingest import IngestConfig
-from coldpress.runtime.artifact.experts import load_curve
-from coldpress.runtime.artifact.reader import open_artifact
+from coldpress.runtime.artifact.reader import load_curve, open_artifact
 from coldpress.schemas.activations import Activations
 from coldpress.schemas.errors import CheckpointError, ColdpressError
 from coldpress.schemas.model import Model

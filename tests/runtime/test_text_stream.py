@@ -66,7 +66,7 @@ def test_a_stop_string_that_spans_tokens_is_cut_from_the_text(codec):
     stream = TextStream(codec, prompt, ["bridges"])
     shown = "".join(map(stream.add, new))
     assert continuation == shown + "bridge" == stream.text()
-    assert (stream.stop, stream.rest(), stream.rest()) == (None, "bridge", "")
+    assert (stream.stop, stream.remainder()) == (None, "bridge")
 
 
 def test_text_without_stop_strings_ends_with_what_is_not_certain(codec):
