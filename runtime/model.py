@@ -16,7 +16,7 @@ from typing import TypedDict, overload
 import numpy as np
 from typing_extensions import Unpack
 
-from coldpress.runtime.generate.batch import BatchRoom, generate_each, room_of
+from coldpress.runtime.generate.batch import generate_each, room_of
 from coldpress.runtime.generate.choice import asked_bytes, budget_at
 from coldpress.runtime.generate.completion import Completion, Continuation, Totals
 from coldpress.runtime.generate.sampling import Sampling
@@ -286,8 +286,7 @@ class Model:
         lengths = [len(run.ids) + max_new_tokens for run in runs]
         if not lengths:
             return
-        most = 1 if decoder.selection.sees_residency else FEW_TOKENS
-        room = BatchRoom(1, max(lengths), max(lengths)) if most == 1 else room_of(self._session, lengths, most)
+        room = room_of(self._session, lengths, 1 if decoder.selection.sees_residency else FEW_TOKENS)
         prompts = [run.prompt(sampling.at(place)) for place, run in enumerate(runs)]
 
         def add(number: int, token: Token) -> bool:

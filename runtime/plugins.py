@@ -43,12 +43,8 @@ def names(package: str) -> tuple[str, ...]:
 
 
 def load_class(package: str, kind: type[Kind], name: str) -> type[Kind]:
-    """The class of the plug-in `name` of `package`, which extends `kind`.
-
-    Raises:
-        UnknownNameError: if there is no such file; the text lists the choices.
-        ColdpressError: if the file has no complete plug-in of that kind.
-    """
+    """The class of the plug-in `name` of `package`, which extends `kind`. Raises `UnknownNameError`, which lists the
+    choices, if there is no such file, `ColdpressError` if it has no complete plug-in of that kind."""
     found = _class(package, name)
     if not issubclass(found, kind):
         raise ColdpressError(f"{package}.{name}: the class Plugin does not extend {kind.__name__}; let it extend that")

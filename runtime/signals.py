@@ -57,12 +57,8 @@ def has_signals(artifact: Artifact) -> bool:
 
 
 def load_signals(artifact: Artifact) -> Signals:
-    """Returns the signals that an artifact carries.
-
-    Raises:
-        ColdpressError: if it carries none, or not those that its families need.
-        ArtifactError: if the file is damaged.
-    """
+    """Returns the signals that an artifact carries. Raises `ColdpressError` if it carries none, or not those that its
+    families need, `ArtifactError` if the file is damaged."""
     if not has_signals(artifact):
         raise ColdpressError(
             f"{artifact.path} has no {TRACE_FILE}, from which its selector could choose anew; build it with "

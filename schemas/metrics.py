@@ -21,6 +21,11 @@ Measured = Annotated[
 """A figure that is NaN or infinite if an artifact is badly broken; JSON has null for it."""
 
 
+def share_of_hits(hits: float, misses: float) -> float:
+    """Returns hits over lookups; 0 without lookups."""
+    return hits / (hits + misses) if hits + misses else 0.0
+
+
 class RunMetrics(Record):
     """Counters of the store over the decoded tokens of one run; the prefill is counted separately."""
 
@@ -71,9 +76,7 @@ class RunMetrics(Record):
 
     @property
     def hit_rate(self) -> float:
-        """Returns hits over lookups; 0 without lookups."""
-        lookups = self.hits + self.misses
-        return self.hits / lookups if lookups else 0.0
+        return share_of_hits(self.hits, self.misses)
 
     def modelled_seconds(self, overlap: Overlap) -> float:
         return overlapped_seconds(overlap, self.modelled_flash_s, self.modelled_dram_s, self.modelled_s)

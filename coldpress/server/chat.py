@@ -7,7 +7,7 @@ from pydantic import Field, ValidationInfo, field_validator
 from starlette.requests import Request
 from starlette.responses import Response
 
-from coldpress.runtime.generate.logprobs import TokenLogprobs
+from coldpress.runtime.generate.completion import TokenLogprobs
 from coldpress.server.answers import body_of, event
 from coldpress.server.completions import OpenAnswer, OpenRequest
 from coldpress.server.fields import MAX_TOP, Body, Text, stops_of, text_in

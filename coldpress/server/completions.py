@@ -14,7 +14,7 @@ from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
-from coldpress.runtime.generate.logprobs import TokenLogprobs
+from coldpress.runtime.generate.completion import TokenLogprobs
 from coldpress.server.answers import Answer, body_of, event
 from coldpress.server.fields import MAX_CHOICES, MAX_TOP, Asked, Body, Never, OpenDrawing, Stop, Text, stops_of
 from coldpress.server.refusals import RefusalError

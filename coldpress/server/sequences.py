@@ -4,8 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from coldpress.runtime.generate.batch import Prompt
-from coldpress.runtime.generate.completion import Continuation, Finish
-from coldpress.runtime.generate.logprobs import TokenLogprobs
+from coldpress.runtime.generate.completion import Continuation, Finish, TokenLogprobs
 from coldpress.runtime.generate.sampling import Sampling
 from coldpress.runtime.generate.statistics import Token
 from coldpress.runtime.text.tokenizer import TextCodec

@@ -68,16 +68,14 @@ def _sha256(text: str) -> str:
     return text
 
 
+def _whole(text: str, least: int = 0) -> int:
+    if not text.isdecimal() or len(text) > 18 or int(text) < least:
+        raise click.BadParameter(f"'{clipped(text)}' is not a whole number of at least {least} and below 10^18")
+    return int(text)
+
+
 def _at_least_one(text: str) -> int:
-    if not text.isdecimal() or len(text) > 18 or int(text) < 1:
-        raise click.BadParameter(f"'{clipped(text)}' is not a whole number of at least 1 and below 10^18")
-    return int(text)
-
-
-def _whole(text: str) -> int:
-    if not text.isdecimal() or len(text) > 18:
-        raise click.BadParameter(f"'{clipped(text)}' is not a whole number of at least 0 and below 10^18")
-    return int(text)
+    return _whole(text, 1)
 
 
 def _number(text: str) -> float:

@@ -16,7 +16,7 @@ from coldpress.runtime.generate.sampling import Sampling
 from coldpress.runtime.generate.session import Session
 from coldpress.runtime.generate.statistics import Token, TokenSpreads, drafted, spreads
 from coldpress.runtime.quantities import show_bytes, table
-from coldpress.schemas.metrics import RunMetrics
+from coldpress.schemas.metrics import RunMetrics, share_of_hits
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ def _summarize(session: Session, found: Sequence[tuple[RunMetrics, Sequence[Toke
     def total(name: str) -> float:
         return sum(getattr(metrics, name) for metrics in runs)
 
-    tokens, lookups = total("num_tokens"), total("hits") + total("misses")
+    tokens = total("num_tokens")
     return Row(
         selector=session.plan.method,
         cache=show_choice(session.plan.cache, session.plan.cache_options),
@@ -82,7 +82,7 @@ def _summarize(session: Session, found: Sequence[tuple[RunMetrics, Sequence[Toke
         tokens_per_s=float(np.median([metrics.num_tokens / metrics.decode_s for metrics in runs])),
         reads_per_token=total("reads") / tokens,
         read_bytes_per_token=total("read_bytes") / tokens,
-        hit_rate=total("hits") / lookups if lookups else 0.0,
+        hit_rate=share_of_hits(total("hits"), total("misses")),
         flash_s_per_token=total("flash_s") / tokens,
         prefill_s=float(np.median([metrics.prefill_s for metrics in runs])),
         dram_used_bytes=runs[-1].dram_used_bytes,

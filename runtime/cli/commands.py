@@ -1,6 +1,6 @@
 """The runtime's commands: generate text from an artifact, show, check and measure it, replay a trace, emulate a device.
 
-Each function takes the flags of its command and prints; the modules that it calls do the rest.
+Each function takes the flags of its command and prints; its docstring is the command's help.
 """
 
 import json
@@ -29,7 +29,7 @@ from coldpress.runtime.cli.arguments import (
     Verify,
 )
 from coldpress.runtime.cli.declaration import command
-from coldpress.runtime.cli.emulation import Caps, Emulation, disk_of, emulate, emulated, exceeded, our_command
+from coldpress.runtime.cli.emulation import Caps, Emulation, disk_of, emulate, emulated, exceeded
 from coldpress.runtime.cli.flags import budget_of, draft_plugin, names_of, open_session, prompt_ids_of
 from coldpress.runtime.cli.generate import generate
 from coldpress.runtime.device_profiles.devices import load_device
@@ -47,25 +47,28 @@ from coldpress.schemas.errors import ArtifactError, ColdpressError, printable
 
 
 def _inspect_artifact(flags: Inspect) -> None:
+    """Shows what an artifact is: model, files, families, plans."""
     artifact = open_artifact(flags.artifact)
     summary = inspect.describe(artifact)
     if flags.json:
-        _print_json(summary)
+        print(json.dumps(summary))
     else:
         print(inspect.render(summary, artifact.manifest.model))
 
 
 def _verify(flags: Verify) -> None:
+    """Checks every byte of an artifact: digests, page checksums, weights."""
     artifact = open_artifact(flags.artifact, flags.identity)
     num_bytes = verify_artifact(artifact)
     if flags.json:
-        _print_json({"verified": True, "num_bytes": num_bytes, "manifest_sha256": artifact.sha256})
+        print(json.dumps({"verified": True, "num_bytes": num_bytes, "manifest_sha256": artifact.sha256}))
     else:
         files = len(artifact.manifest.files)
         print(f"{flags.artifact}: {files} files of {num_bytes} bytes, all as the manifest {artifact.sha256} says")
 
 
 def _measure(flags: Bench) -> int:
+    """Measures decoding for selectors and caches; the last line is JSON."""
     caps = emulated()
     if flags.emulate is None and (flags.scale, flags.memory, flags.place) != (None, None, None):
         raise ColdpressError(
@@ -75,7 +78,7 @@ def _measure(flags: Bench) -> int:
         emulation = _emulation(flags.emulate, flags, (flags.place or Path(flags.artifact)).resolve())
         _check_same_disk(emulation, Path(flags.artifact).resolve())
         print(f"emulating {emulation.title()}", flush=True)
-        return emulation.run(our_command(click.get_current_context().find_root().obj))
+        return emulation.run([sys.executable, "-m", "coldpress", *click.get_current_context().find_root().obj])
     prompt_ids = prompt_ids_of(flags, open_artifact(flags.artifact))
     if flags.ladder:
         _check_ladder(flags)
@@ -91,7 +94,7 @@ def _measure(flags: Bench) -> int:
     print(f"prompt of {len(prompt_ids)} tokens; {flags.runs} runs of {flags.tokens} decoded tokens{drawn}")
     for note in _notes(rows, flags, caps):
         print(note)
-    _print_json({"runs": list(map(asdict, rows))} | _emulated_as_data(caps))
+    print(json.dumps({"runs": list(map(asdict, rows))} | _emulated_as_data(caps)))
     return 0
 
 
@@ -155,7 +158,7 @@ def _climb(flags: Bench, prompt_ids: list[int], caps: Caps | None) -> int:
 
     found = ladder.run(*ladder.steps(manifest, plan), measure, ladder.ROUNDS)
     print(ladder.render(found))
-    _print_json({"ladder": list(map(asdict, found))} | _emulated_as_data(caps))
+    print(json.dumps({"ladder": list(map(asdict, found))} | _emulated_as_data(caps)))
     return 0
 
 
@@ -164,12 +167,14 @@ def _emulated_as_data(caps: Caps | None) -> dict[str, object]:
 
 
 def _emulate(flags: Emulate) -> int:
+    """Runs any command with the reads and the memory of a device."""
     emulation = _emulation(flags.device, flags, flags.place.resolve())
     print(f"emulating {emulation.title()}", file=sys.stderr, flush=True)
     return emulation.run(list(flags.command))
 
 
 def _simulate(flags: Simulate) -> None:
+    """Replays a trace on a modelled device, without weights."""
     opened = open_artifact(flags.artifact)
     artifact = on_device(opened, None if flags.device is None else load_device(flags.device))
     asked = budget_of(flags), None, flags.cache, flags.collapse, flags.preload, flags.kv_cache
@@ -181,7 +186,7 @@ def _simulate(flags: Simulate) -> None:
         metrics = simulate(artifact, plan, trace_of(flags.trace))
         data, shown = {"metrics": metrics.model_dump(mode="json")}, _summary.render(metrics)
     if flags.json:
-        _print_json({"device": device.name, **data})
+        print(json.dumps({"device": device.name, **data}))
         return
     title = "seconds are modelled: a request computes with units as they arrive"
     title += "" if device.compute else f"; speeds are upper bounds: {UNCOMPUTED}"
@@ -212,60 +217,14 @@ def _emulation(device: str, flags: CapFlags, place: Path) -> Emulation:
     return replace(found, disk_rates=found.disk_rates or found.disk.measured_if_possible())
 
 
-def _print_json(data: object) -> None:
-    print(json.dumps(data))
-
-
 COMMANDS = {
     made.name or "": made
     for made in (
-        command(
-            Generate,
-            generate,
-            name="generate",
-            help="Continues a prompt, reading weights from flash.",
-            examples=EXAMPLES,
-            one_of=PROMPT,
-            needs_one=True,
-        ),
-        command(
-            Inspect,
-            _inspect_artifact,
-            name="inspect",
-            help="Shows what an artifact is: model, files, families, plans.",
-            examples=EXAMPLES,
-        ),
-        command(
-            Verify,
-            _verify,
-            name="verify",
-            help="Checks every byte of an artifact: digests, page checksums, weights.",
-            examples=EXAMPLES,
-        ),
-        command(
-            Bench,
-            _measure,
-            name="bench",
-            help="Measures decoding for selectors and caches; the last line is JSON.",
-            examples=EXAMPLES,
-            more_help=LADDER_STEPS,
-            one_of=PROMPT,
-        ),
-        command(
-            Simulate,
-            _simulate,
-            name="simulate",
-            help="Replays a trace on a modelled device, without weights.",
-            examples=EXAMPLES,
-            one_of=SOURCE,
-            needs_one=True,
-        ),
-        command(
-            Emulate,
-            _emulate,
-            name="emulate",
-            help="Runs any command with the reads and the memory of a device.",
-            examples=EXAMPLES,
-        ),
+        command(Generate, generate, name="generate", examples=EXAMPLES, one_of=PROMPT, needs_one=True),
+        command(Inspect, _inspect_artifact, name="inspect", examples=EXAMPLES),
+        command(Verify, _verify, name="verify", examples=EXAMPLES),
+        command(Bench, _measure, name="bench", examples=EXAMPLES, more_help=LADDER_STEPS, one_of=PROMPT),
+        command(Simulate, _simulate, name="simulate", examples=EXAMPLES, one_of=SOURCE, needs_one=True),
+        command(Emulate, _emulate, name="emulate", examples=EXAMPLES),
     )
 }

@@ -124,7 +124,9 @@ class Command(_AsWritten):
         with augment_usage_errors(ctx):
             left = super().parse_args(ctx, args)
         among = [each for each in self.params if isinstance(each, RichOption) and each.panel == self.one_of]
-        given = [each.opts[0] for each in among if _is_given(each, ctx)]
+        given = [
+            each.opts[0] for each in among if ctx.get_parameter_source(each.name or "") is ParameterSource.COMMANDLINE
+        ]
         if not ctx.resilient_parsing and len(given) > 1:
             raise click.UsageError(f"{' and '.join(given)} exclude each other", ctx)
         if not (ctx.resilient_parsing or given) and self.needs_one:
@@ -188,10 +190,6 @@ def _show_all(context: click.Context, _: click.Parameter, is_asked: bool) -> Non
         context.exit()
 
 
-def _is_given(parameter: click.Parameter, ctx: click.Context) -> bool:
-    return ctx.get_parameter_source(parameter.name or "") is ParameterSource.COMMANDLINE
-
-
 def split_off(words: Sequence[str], known: set[str], ctx: click.Context) -> tuple[dict[str, str], list[str]]:
     """Returns the values of flags that are not `known` by name, from `--name value` or `--name=value`; other words.
     Raises `UsageError` if such a flag has no value."""
@@ -214,7 +212,7 @@ def command(
     run: Callable[[Flags], int | None],
     *,
     name: str,
-    help: str | None,
+    help: str | None = None,
     examples: str = "",
     more_help: str = "",
     usage: str = "[OPTIONS]",
@@ -225,7 +223,7 @@ def command(
     """Returns the command that calls `run` with a record of its flags; None from `run` is success.
 
     Args:
-        help: What it does, in paragraphs; usually the docstring of its module.
+        help: What it does, in paragraphs; usually the docstring of its module, by default that of `run`.
         examples: Lines that call it; lines that do not are left out.
         usage: Its flags in the usage line.
         one_of, needs_one, takes_more: See `Command`.
@@ -237,7 +235,9 @@ def command(
     params = [each.metadata["make"](each.name) for each in fields(flags) if each.metadata]  # type: ignore[arg-type]
     calls = [line for line in examples.splitlines() if f" {name} " in f"{line} "]
     epilog = "\n\n".join(filter(None, (more_help, "\n".join(["examples:", *calls]) if calls else "")))
-    made = Command(name=name, callback=call, params=params, help=help, epilog=epilog, options_metavar=usage)
+    made = Command(
+        name=name, callback=call, params=params, help=help or run.__doc__, epilog=epilog, options_metavar=usage
+    )
     made.one_of, made.needs_one, made.takes_more = one_of, needs_one, takes_more
     sections = dict.fromkeys(str(each.panel) for each in params if each.panel)
     made.panels = [

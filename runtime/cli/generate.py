@@ -43,6 +43,7 @@ CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 def generate(flags: Generate) -> None:
+    """Continues a prompt, reading weights from flash."""
     _check_flags(flags)
     recorder = _recorder(flags.trace)
     engine = LimitedEngine()  # it starts while the artifact is opened
@@ -50,16 +51,15 @@ def generate(flags: Generate) -> None:
     codec = TextCodec.of(session.artifact, engine)
     if flags.prompts is not None:
         _generate_file(PromptFile(flags.prompts, session, codec, flags.max_new_tokens), flags, session, codec)
-    elif len(_prompts(flags)) > 1:
+    elif len(flags.prompt or flags.prompt_ids) > 1:
         _generate_batch(flags, session, codec)
     else:
         _generate_one(flags, session, codec)
     if recorder and flags.trace:
-        _save_trace(recorder, flags.trace)
-
-
-def _prompts(flags: Generate) -> Sequence[object]:
-    return flags.prompt or flags.prompt_ids
+        try:
+            recorder.save(flags.trace)
+        except SafetensorError as error:  # the library raises it when it cannot write a file
+            raise ColdpressError(f"{flags.trace}: the trace cannot be written ({error})") from error
 
 
 def _generate_one(flags: Generate, session: Session, codec: TextCodec | None) -> None:
@@ -247,10 +247,3 @@ def _recorder(path: Path | None) -> Recorder | None:
     if path is not None and not os.access(path.parent, os.W_OK):
         raise ColdpressError(f"{path}: {path.parent} is a folder that is not writable; write the trace elsewhere")
     return None if path is None else Recorder()
-
-
-def _save_trace(recorder: Recorder, path: Path) -> None:
-    try:
-        recorder.save(path)
-    except SafetensorError as error:  # the library raises it when it cannot write a file
-        raise ColdpressError(f"{path}: the trace cannot be written ({error})") from error

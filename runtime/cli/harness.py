@@ -7,13 +7,13 @@ token through selector and cache. With `sparse_prompt=true` the prompt goes thro
 sparsity measure.
 """
 
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn, cast
+from typing import Any, cast
 
 import numpy as np
 
+from coldpress.runtime.cli.command_line import fail
 from coldpress.runtime.generate.choice import budget_at
 from coldpress.runtime.generate.likelihood import sum_nll
 from coldpress.runtime.generate.sampling import Sampling
@@ -22,7 +22,7 @@ from coldpress.runtime.generate.statistics import Token
 from coldpress.runtime.kernels.activations import DEFAULT_ACTIVATIONS
 from coldpress.runtime.text.stream import TextStream
 from coldpress.runtime.text.tokenizer import TextCodec
-from coldpress.schemas.errors import ColdpressError, clipped, printable
+from coldpress.schemas.errors import ColdpressError, clipped
 
 try:
     # the harness has no stubs, and some of its functions no types
@@ -214,11 +214,7 @@ def _truth(name: str, value: object) -> bool:
 
 
 def _wanted(kwargs: Mapping[str, Any]) -> tuple[int, list[str], Sampling]:
-    """Returns the number of new tokens, the stop strings and the sampling of a task's `generation_kwargs`.
-
-    Raises:
-        ColdpressError: for values of the wrong type.
-    """
+    """Returns the number of new tokens, the stop strings and the sampling of a task's `generation_kwargs`."""
     try:
         wanted = normalize_gen_kwargs(dict(kwargs), MAX_NEW_TOKENS)
         given = cast(list[Any], handle_stop_sequences(wanted.get("until"), None))  # it does not look at the elements
@@ -251,14 +247,10 @@ def main() -> None:
     try:
         cli_evaluate()
     except (ColdpressError, ValueError) as error:  # the harness raises ValueError for arguments that it refuses
-        _fail(str(error))
+        raise SystemExit(fail(str(error))) from error
     except OSError as error:  # `datasets` and `huggingface_hub` raise it when they reach no server
-        _fail(f"the harness could not load a task's data ({' '.join(str(error).split())}); {NO_NETWORK}")
-
-
-def _fail(sentence: str) -> NoReturn:
-    print(f"error: {printable(sentence)}", file=sys.stderr)
-    raise SystemExit(2)
+        told = " ".join(str(error).split())
+        raise SystemExit(fail(f"the harness could not load a task's data ({told}); {NO_NETWORK}")) from error
 
 
 if __name__ == "__main__":

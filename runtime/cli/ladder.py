@@ -59,9 +59,7 @@ class LadderSetting:
 
 class Rated(Protocol):
     @property
-    def tokens_per_s(self) -> float:
-        """Returns the figure by which settings are compared."""
-        ...
+    def tokens_per_s(self) -> float: ...
 
 
 RowT = TypeVar("RowT", bound=Rated)
@@ -99,7 +97,7 @@ def steps(manifest: Manifest, plan: Plan) -> tuple[LadderSetting, list[tuple[str
     def selecting(cache: str, cache_options: Mapping[str, Any]) -> Change:
         changed = plan.model_copy(update={"cache": cache, "cache_options": dict(cache_options)})
         fitted = budget.refit(manifest, changed, room)
-        return lambda before: replace(before, plan=_as_before(fitted, before.plan))
+        return lambda before: replace(before, plan=fitted.model_copy(update=_gap_of(before.plan)))
 
     policy = [] if base == "window" else [(f"+cache {base}", selecting(base, options))]
     preloading = fitting(manifest, plan)
@@ -127,8 +125,8 @@ def _changing(**fields: Any) -> Change:
     return lambda before: replace(before, plan=before.plan.model_copy(update=fields))
 
 
-def _as_before(plan: Plan, before: Plan) -> Plan:
-    return plan.model_copy(update={"collapse_gap_bytes": before.collapse_gap_bytes, "collapse": before.collapse})
+def _gap_of(plan: Plan) -> dict[str, Any]:
+    return {"collapse_gap_bytes": plan.collapse_gap_bytes, "collapse": plan.collapse}
 
 
 def run(

@@ -15,7 +15,7 @@ when none waits; it is asked again before the next pass.
 
 import heapq
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -140,13 +140,8 @@ def generate_batch(
 
 
 def room_of(session: Session, lengths: Iterable[int], most: int = FEW_TOKENS) -> BatchRoom:
-    """Returns the limits with which `session` can run sequences of these lengths, in tokens, at most `most` at once.
-
-    The number of sequences is such that the DRAM budget holds the KV caches of the longest ones together.
-
-    Raises:
-        ColdpressError: if there is no sequence.
-    """
+    """Returns the limits with which `session` can run sequences of these lengths, in tokens, at most `most` at once:
+    as many as the DRAM budget holds the KV caches of if they are the longest. Raises `ColdpressError` without any."""
     longest = heapq.nlargest(most, lengths)
     if not longest:
         raise ColdpressError("there are no prompts to continue, expected at least one; give a prompt")
@@ -188,8 +183,8 @@ def generate_each(
     stop_ids = frozenset(() if ignore_eos else session.decoder.spec.eos_token_ids)
     with session.batch(room.longest, room.num_tokens) as timer:
         admission = AtOnce() if at_once else Admission(PREFILL_CHUNK_TOKENS)
-        drafting = _Drafting(session, *session.checked_draft(draft, draft_tokens))
-        run = _Run(session, prompts, max_new_tokens, room, stop_ids, on_token, admission, prefixes, drafting)
+        draft, most_drafts = session.checked_draft(draft, draft_tokens)
+        run = _Run(session, prompts, max_new_tokens, room, stop_ids, on_token, admission, prefixes, draft, most_drafts)
         with closing(run):
             while True:
                 begun = run.admit()
@@ -200,30 +195,9 @@ def generate_each(
                     with session.step, timer.decode():
                         found = run.step()
                 else:
-                    return session.with_drafts(drafting.draft, timer.metrics(session.store))
+                    return session.with_drafts(draft, timer.metrics(session.store))
                 run.take(found, timer)
                 yield from run.ended()
-
-
-@dataclass(frozen=True)
-class _Drafting:
-    """Where the drafts of all sequences come from."""
-
-    session: Session
-    draft: Drafting
-    most: int
-    """Drafts in a pass of a sequence that runs alone."""
-
-    def begin(self, num_tokens: int, ended: ExitStack) -> Drafts:
-        """Begins the drafts of a sequence of at most `num_tokens` tokens; `ended` ends them."""
-        try:
-            return Drafts(ended.enter_context(self.session.drafting(self.draft, num_tokens)))
-        except DoesNotFitError:
-            return Drafts(nothing)
-
-    def most_of(self, num_sequences: int) -> int:
-        """Returns the most drafts of each sequence in a pass of several."""
-        return (1 + self.most) // num_sequences - 1
 
 
 @dataclass(frozen=True)
@@ -269,8 +243,10 @@ class _Run:
         on_token: OnToken | None,
         admission: Admission | AtOnce,
         prefixes: Prefixes | None,
-        drafting: _Drafting,
+        draft: Drafting,
+        most_drafts: int,
     ) -> None:
+        """`most_drafts` are those in a pass of a sequence that runs alone."""
         self.active: dict[int, _Sequence] = {}
         self._ended: dict[int, _Sequence] = {}
         self._num_given = 0
@@ -279,7 +255,8 @@ class _Run:
         self._next = next(self._waiting, None)
         self._decoder: Decoder = session.decoder
         self._step, self._room, self._on_token = session.step, room, on_token
-        self._admission, self._prefixes, self._drafting = admission, prefixes, drafting
+        self._admission, self._prefixes = admission, prefixes
+        self._drafting, self._most_drafts = partial(session.drafting, draft), most_drafts
 
     def close(self) -> None:
         for sequence in self.active.values():
@@ -320,7 +297,9 @@ class _Run:
                 break
             with self._step:
                 self._decoder.renew(place, self._num_tokens(self._next))
-                self._next.drafts = self._drafting.begin(self._num_tokens(self._next), self._next.ended)
+                with suppress(DoesNotFitError):  # it runs without drafts
+                    drafting = self._drafting(self._num_tokens(self._next))
+                    self._next.drafts = Drafts(self._next.ended.enter_context(drafting))
             self.active[place], self._next = self._next, next(self._waiting, None)
             begun.append(place)
         return begun
@@ -357,7 +336,7 @@ class _Run:
             sequence.restored = self._prefixes.restore(cache, sequence.prompt, sequence.arithmetic)
 
     def step(self) -> list[_Found]:
-        most = self._drafting.most_of(len(self.active))
+        most = (1 + self._most_drafts) // len(self.active) - 1
         turns = [self._turn(place, sequence, most) for place, sequence in self.active.items()]
         found = zip(turns, decode(self._decoder, turns), strict=True)
         return [_Found(turn.sequence, *each) for turn, each in found]

@@ -80,13 +80,8 @@ def choose_plan(
 
 
 def asked_bytes(manifest: Manifest, asked: int | str) -> int:
-    """Returns the bytes of a DRAM budget: of a number, of text such as `3GB`, or of a share such as `50%`.
-
-    All of it is what the largest plan takes with everything in DRAM.
-
-    Raises:
-        ColdpressError: if it is no such amount.
-    """
+    """Returns the bytes of a DRAM budget: of a number, of text such as `3GB`, or of a share such as `50%` of what the
+    largest plan takes with everything in DRAM. Raises `ColdpressError` if it is no such amount."""
     share = re.fullmatch(r"\s*(\d{1,3}(?:\.\d+)?)\s*%\s*", str(asked))
     if share is None:
         return parse_bytes(asked)
@@ -124,11 +119,7 @@ def choices(
 
 
 def _routed(manifest: Manifest, text: str | None) -> dict[str, object]:
-    """Returns the fields of a plan for another routing, as `read_choice` parses it; none without one.
-
-    Raises:
-        ColdpressError: if there is no such routing, or the model has no experts.
-    """
+    """Returns the fields of a plan for another routing. Raises `ColdpressError` if the model has no experts."""
     if text is None:
         return {}
     if not manifest.model.is_mixture:
@@ -157,12 +148,8 @@ def draft_of(plan: Plan, manifest: Manifest) -> tuple[Draft, int]:
 
 
 def make_flash(artifact: Artifact, plan: Plan, name: str) -> Flash:
-    """Opens the reader of flash.img that runtime/flash has under `name`.
-
-    Raises:
-        UnknownNameError: if runtime/flash has no such module.
-        ColdpressError: if this machine cannot read with it.
-    """
+    """Opens the reader of flash.img that runtime/flash has under `name`. Raises `UnknownNameError` if there is none,
+    `ColdpressError` if this machine cannot read with it."""
     device = plugins.load_class("coldpress.runtime.flash", Flash, name)
     if not issubclass(device, simulated.Plugin):
         return device(artifact, plan.queue_depth)

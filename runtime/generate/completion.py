@@ -10,14 +10,38 @@ from typing import Any, Literal
 import numpy as np
 
 from coldpress.runtime.generate.batch import Prompt
-from coldpress.runtime.generate.logprobs import TokenLogprobs, logprobs_of
 from coldpress.runtime.generate.sampling import Sampling
 from coldpress.runtime.generate.statistics import Token
 from coldpress.runtime.text.stream import TextStream
 from coldpress.runtime.text.tokenizer import TextCodec
 from coldpress.schemas.errors import ColdpressError
+from coldpress.schemas.metrics import share_of_hits
 
 Finish = Literal["stop", "length"]
+
+
+@dataclass(frozen=True)
+class TokenLogprobs:
+    """Natural logarithms of the probabilities of a token, and of the likeliest ones in its place."""
+
+    id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+    """(id, log-probability) of the likeliest tokens, likeliest first, the lower id first among equals."""
+
+
+def logprobs_of(logits: np.ndarray, token_id: int, num_top: int) -> TokenLogprobs:
+    """Returns the log-probabilities of `token_id` and of the `num_top` likeliest tokens in logits [vocab_size]."""
+    below = logits.astype(np.float64) - logits.max()  # so that exp cannot overflow
+    logprobs = below - np.log(np.exp(below).sum())
+    num_top = min(num_top, logprobs.size)
+    likeliest = np.argpartition(-logprobs, num_top - 1)[:num_top] if num_top else np.empty(0, np.int64)
+    if num_top:  # of several that are as likely as the last one, those with the lowest ids
+        likeliest = np.flatnonzero(logprobs >= logprobs[likeliest].min())
+    likeliest = likeliest[np.argsort(-logprobs[likeliest], kind="stable")][:num_top]
+    return TokenLogprobs(
+        token_id, float(logprobs[token_id]), tuple((int(token), float(logprobs[token])) for token in likeliest)
+    )
 
 
 @dataclass(frozen=True)
@@ -141,9 +165,7 @@ class Totals:
 
     @property
     def hit_rate(self) -> float:
-        """Returns hits over hits and misses; 0 without any."""
-        lookups = self.hits + self.misses
-        return self.hits / lookups if lookups else 0.0
+        return share_of_hits(self.hits, self.misses)
 
     def add(self, token: Token, num_prompt: int) -> None:
         """Adds a token behind a prompt of `num_prompt` tokens, and its cost: that of its pass, if it is the first."""

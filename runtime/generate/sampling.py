@@ -107,11 +107,8 @@ class Chooser:
         self._random = np.random.default_rng(sampling.seed)
 
     def choose(self, logits: np.ndarray) -> int:
-        """Chooses the next token from `logits`, float32 [vocab_size], and counts it as used.
-
-        Raises:
-            ColdpressError: if the logits are not finite.
-        """
+        """Chooses the next token from `logits`, float32 [vocab_size], and counts it as used. Raises `ColdpressError` if
+        the logits are not finite."""
         if not np.isfinite(logits).all():
             raise ColdpressError("the model's logits are not finite numbers; its weights overflow in this arithmetic")
         if self._sampling.repetition_penalty != 1:

@@ -24,10 +24,11 @@ from coldpress.runtime.generate.choice import DEFAULT_FLASH, SIMULATED, choices,
 from coldpress.runtime.generate.draft_model import DraftModel
 from coldpress.runtime.generate.likelihood import Quality, sum_nll
 from coldpress.runtime.generate.sampling import Chooser, Sampling
-from coldpress.runtime.generate.speculation import Drafts, Pass, Turn, check_draft_tokens, decode
+from coldpress.runtime.generate.speculation import Drafts, Pass, Turn, decode
 from coldpress.runtime.generate.statistics import Timer, Token
 from coldpress.runtime.generate.token_ids import token_array
-from coldpress.runtime.kernels.activations import DEFAULT_ACTIVATIONS, ActivationFormat, activation_format
+from coldpress.runtime.kernels import FEW_TOKENS
+from coldpress.runtime.kernels.activations import DEFAULT_ACTIVATIONS, activation_format
 from coldpress.runtime.simulate import on_device
 from coldpress.runtime.store.clock import Clock
 from coldpress.runtime.store.facts import Observer
@@ -58,8 +59,6 @@ class Session:
     It holds one sequence at a time, and units stay cached from one call to the next. It refuses a call while another
     one runs, in this thread or another: threads that run at the same time need a session each.
     """
-
-    _activations: ActivationFormat
 
     def __init__(
         self,
@@ -120,11 +119,8 @@ class Session:
         self.store = Store(self.artifact, plan, make_flash(self.artifact, plan, flash), *watching)
         self._flash, self._activations = flash, activation_format(activations)
         self.decoder = Decoder(self.artifact, self.store, Selection(self.artifact, plan), self._activations)
-        self._draft_model = self._opened_draft_model() if self._plans_a_draft_model else None
-
-    @property
-    def _plans_a_draft_model(self) -> bool:
-        return draft_of(self.plan, self.artifact.manifest)[0].NEEDS_MODEL
+        planned, _ = draft_of(self.plan, self.artifact.manifest)
+        self._draft_model = self._opened_draft_model() if planned.NEEDS_MODEL else None
 
     def _opened_draft_model(self) -> DraftModel:
         """Returns the artifact's draft model, opened; raises `ColdpressError` if the plan has no DRAM for it."""
@@ -161,11 +157,8 @@ class Session:
         self.close()
 
     def close(self) -> None:
-        """Closes the artifact's files; later calls are refused. Memory is freed with the object itself.
-
-        Raises:
-            ColdpressError: if a call is running.
-        """
+        """Closes the artifact's files; later calls are refused. Memory is freed with the object itself. Raises
+        `ColdpressError` if a call is running."""
         if self._closed:
             return
         with self._exclusive(), self.step:  # `step` too: `resize` takes only that one
@@ -314,16 +307,14 @@ class Session:
                     ((found, _),) = decode(self.decoder, [Turn(0, ids, drafts, most, chooser.choose)])
 
     def checked_draft(self, draft: Drafting | None, draft_tokens: int) -> tuple[Drafting, int]:
-        """Returns a given draft, None for the plan's, and the most drafts of a pass: 0 if it proposes nothing.
-
-        Raises:
-            ColdpressError: if one pass cannot check as many, or the plan refuses several tokens in one pass.
-        """
+        """Returns a given draft, None for the plan's, and the most drafts of a pass: 0 if it proposes nothing. Raises
+        `ColdpressError` if one pass cannot check as many, or the plan refuses several tokens in one pass."""
         if draft is None:
             draft, draft_tokens = draft_of(self.plan, self.artifact.manifest)
         if isinstance(draft, Draft) and not draft.PROPOSES:
             return draft, 0
-        check_draft_tokens(draft_tokens)
+        if not 1 <= draft_tokens < FEW_TOKENS:
+            raise ColdpressError(f"the number of drafts of a pass is {draft_tokens}, expected 1 to {FEW_TOKENS - 1}")
         self.decoder.selection.check_many()
         if isinstance(draft, Draft) and draft.NEEDS_MODEL:  # the plan may have changed since the opening
             self._draft_model = self._draft_model or self._opened_draft_model()
@@ -406,19 +397,6 @@ class Session:
             with self.step, timer.decode(len(tokens)):
                 logits = self.decoder.decode_many(tokens)
             yield logits
-
-    @contextmanager
-    def sequence(self, context_length: int) -> Generator[None]:
-        """Reserves `decoder` for one sequence of at most `context_length` tokens; all counters start at zero.
-
-        Raises:
-            ColdpressError: if the session is closed or in use.
-            DoesNotFitError: if the plan's KV cache is too short.
-        """
-        with self._exclusive():
-            self.store.start_counting()
-            self.decoder.begin(context_length)
-            yield
 
     @contextmanager
     def batch(self, longest: int, num_tokens: int) -> Generator[Timer]:

@@ -17,8 +17,6 @@ import numpy as np
 
 from coldpress.runtime.decoder.decoder import Decoder
 from coldpress.runtime.drafts import Propose
-from coldpress.runtime.kernels import FEW_TOKENS
-from coldpress.schemas.errors import ColdpressError
 
 
 @dataclass(frozen=True)
@@ -26,12 +24,6 @@ class Pass:
     token_ids: tuple[int, ...]
     """New tokens of a sequence, at least one: the accepted drafts, and one more."""
     drafted: int
-
-
-def check_draft_tokens(count: int) -> None:
-    """Raises `ColdpressError` for a number of drafts that one pass cannot check."""
-    if not 1 <= count < FEW_TOKENS:
-        raise ColdpressError(f"the number of drafts of a pass is {count}, expected 1 to {FEW_TOKENS - 1}")
 
 
 class Drafts:

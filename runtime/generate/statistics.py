@@ -12,7 +12,7 @@ import numpy as np
 
 from coldpress.runtime.store.counters import Counters
 from coldpress.runtime.store.store import Store
-from coldpress.schemas.metrics import RunMetrics
+from coldpress.schemas.metrics import RunMetrics, share_of_hits
 
 
 @dataclass(frozen=True)
@@ -47,9 +47,7 @@ class Token:
 
     @property
     def hit_rate(self) -> float:
-        """Returns hits over lookups; 0 without lookups."""
-        lookups = self.hits + self.misses
-        return self.hits / lookups if lookups else 0.0
+        return share_of_hits(self.hits, self.misses)
 
 
 @dataclass(frozen=True)

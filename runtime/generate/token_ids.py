@@ -9,13 +9,10 @@ from coldpress.schemas.errors import ColdpressError, clipped
 
 
 def token_array(prompt_ids: Sequence[int]) -> np.ndarray:
-    """Converts a prompt's ids, Python's or numpy's integers, to int64 [n].
-
-    Raises:
-        ColdpressError: if an id is not a whole number, or does not fit into 64 bits.
-    """
+    """Converts a prompt's ids, Python's or numpy's integers, to int64 [n]. Raises `ColdpressError` if an id is not a
+    whole number, or does not fit into 64 bits."""
     for place, given in enumerate(prompt_ids):
-        if not _is_whole(given):
+        if isinstance(given, bool) or not isinstance(given, int | np.integer):
             raise ColdpressError(
                 f"token id {short(given)} at place {place} of a prompt is of type {type(given).__name__}, expected a "
                 "whole number; give ids of this artifact's vocabulary"
@@ -27,7 +24,3 @@ def token_array(prompt_ids: Sequence[int]) -> np.ndarray:
         raise ColdpressError(
             f"token id {largest} is outside any vocabulary, expected ids of this artifact's"
         ) from error
-
-
-def _is_whole(value: object) -> bool:
-    return isinstance(value, int | np.integer) and not isinstance(value, bool)

@@ -85,7 +85,8 @@ def test_drafts_end_where_the_plan_finds_them_too_unsure(tmp_path):
 def guessed(path, ids, count):
     """Recomputes from the logits of a session: the likeliest tokens, and the products of their probabilities."""
     tokens, sure = [], []
-    with Session(path) as session, session.sequence(32):
+    with Session(path) as session:
+        session.decoder.begin(32)
         logits = session.decoder.prefill_last(np.array(ids))
         for _ in range(count):
             tokens.append(int(np.argmax(logits)))

@@ -55,9 +55,9 @@ def test_the_largest_plan_that_fits_is_taken(artifact):
 
 def logits_of(session, tokens):
     """Of each token, decoded one after the other in a new context."""
-    with session.sequence(len(tokens) + len(PROMPT)):
-        session.decoder.prefill(np.array(PROMPT))
-        return [session.decoder.decode(token) for token in tokens]
+    session.decoder.begin(len(tokens) + len(PROMPT))
+    session.decoder.prefill(np.array(PROMPT))
+    return [session.decoder.decode(token) for token in tokens]
 
 
 def test_after_a_change_tokens_are_those_of_a_fresh_session_under_that_plan(artifact):
@@ -87,12 +87,12 @@ def test_a_text_changes_its_plan_at_a_token_boundary(artifact):
     assert tuple(found[:4]) == with_large
     other = Session(artifact, dram_budget_bytes=small)
     # the tokens before the change were decoded with the large plan: its keys and values are what the next ones see
-    with fresh.sequence(32):
-        fresh.decoder.prefill(np.array(PROMPT))
-        for token in found[:3]:
-            fresh.decoder.decode(token)
-        fresh.decoder.selection = other.decoder.selection
-        expected = [int(fresh.decoder.decode(token).argmax()) for token in found[3:7]]
+    fresh.decoder.begin(32)
+    fresh.decoder.prefill(np.array(PROMPT))
+    for token in found[:3]:
+        fresh.decoder.decode(token)
+    fresh.decoder.selection = other.decoder.selection
+    expected = [int(fresh.decoder.decode(token).argmax()) for token in found[3:7]]
     assert found[4:] == expected
 
 

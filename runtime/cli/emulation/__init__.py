@@ -14,7 +14,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -153,10 +152,6 @@ def drop_caches() -> None:
         Path("/proc/sys/vm/drop_caches").write_text("1")
     except OSError as error:
         raise ColdpressError(f"the page cache cannot be dropped ({error.strerror}); run as root") from error
-
-
-def our_command(arguments: Sequence[str]) -> list[str]:
-    return [sys.executable, "-m", "coldpress", *arguments]
 
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
