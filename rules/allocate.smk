@@ -1,12 +1,12 @@
 rule allocate:
     input:
         model=DENSE,
-        corpus=f"{MODEL}/tokenize.json",
-        activations=f"{MODEL}/calibrate.json",
+        corpus=CORPUS,
+        activations=CALIBRATED,
         curves=CURVES,
         drafter=DRAFTER,
         device=f"{DEVICE}/device.json",
-        arrays=arrays(DENSE, f"{MODEL}/tokenize.json", f"{MODEL}/calibrate.json", CURVES, DRAFTER),
+        arrays=arrays(DENSE, CORPUS, CALIBRATED, CURVES, DRAFTER),
     output:
         record=f"{DEVICE}/allocate.json",
         arrays=directory(f"{DEVICE}/allocate"),

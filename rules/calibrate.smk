@@ -1,9 +1,9 @@
 rule calibrate:
     input:
         model=DENSE,
-        corpus=f"{MODEL}/tokenize.json",
+        corpus=CORPUS,
         shards=shards_in(MODEL, "calibrate"),
-        arrays=arrays(DENSE, f"{MODEL}/tokenize.json", shards_in(MODEL, "calibrate")),
+        arrays=arrays(DENSE, CORPUS, shards_in(MODEL, "calibrate")),
     output:
         record=f"{MODEL}/calibrate.json",
         arrays=directory(f"{MODEL}/calibrate"),
@@ -24,8 +24,8 @@ rule calibrate:
 use rule calibrate as calibrate_shard with:
     input:
         model=DENSE,
-        corpus=f"{MODEL}/tokenize.json",
-        arrays=arrays(DENSE, f"{MODEL}/tokenize.json"),
+        corpus=CORPUS,
+        arrays=arrays(DENSE, CORPUS),
     output:
         record=f"{MODEL}/calibrate-shards/{{shard}}.json",
         arrays=directory(f"{MODEL}/calibrate-shards/{{shard}}"),

@@ -15,6 +15,12 @@ BUILDS = CONFIG.workdir
 MODEL = CONFIG.model.name
 DEVICE = f"{MODEL}/{CONFIG.target}"
 NAME = f"{MODEL}-{CONFIG.target}"
+# Records that several stages read.
+CORPUS = f"{MODEL}/tokenize.json"
+CALIBRATED = f"{MODEL}/calibrate.json"
+SPARSITY = f"{DEVICE}/allocate.json"
+RECALIBRATED = f"{DEVICE}/recalibrate.json"
+PLACEMENT = f"{DEVICE}/place.json"
 CACHED = workflow.enable_cache  # with --cache, results of most rules are shared through Snakemake's cache
 # With --default-storage-provider, results of rules lie in an object store, and no file system is shared: what reads files
 # from outside, or the artifact, which never leaves this machine, runs where Snakemake runs.
@@ -67,6 +73,9 @@ def per_chunk(stage):
     return expand(f"{DEVICE}/{stage}/{{chunk}}.json", chunk=CHUNKS)
 
 
+ORDER = per_chunk("order")
+
+
 def shards_in(folder, stage):
     """Returns the records of a stage's shards, which the stage joins; none where one job does everything."""
     count = CONFIG["calibration_shards"]
@@ -74,7 +83,7 @@ def shards_in(folder, stage):
 
 
 # Records that refer to array files of other stages, too: they pass on what they were given.
-PASSED_ON = {f"{DEVICE}/recalibrate.json": [f"{MODEL}/calibrate.json"], f"{DEVICE}/size.json": per_chunk("predict")}
+PASSED_ON = {RECALIBRATED: [CALIBRATED], f"{DEVICE}/size.json": per_chunk("predict")}
 
 
 def arrays(*records):

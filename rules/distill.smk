@@ -1,9 +1,9 @@
 rule distill:
     input:
         model=DENSE,
-        corpus=f"{MODEL}/tokenize.json",
-        sparsity=f"{DEVICE}/allocate.json",
-        arrays=arrays(DENSE, f"{MODEL}/tokenize.json", f"{DEVICE}/allocate.json"),
+        corpus=CORPUS,
+        sparsity=SPARSITY,
+        arrays=arrays(DENSE, CORPUS, SPARSITY),
     output:
         record=f"{DEVICE}/distill.json",
         arrays=directory(f"{DEVICE}/distill"),

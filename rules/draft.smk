@@ -3,10 +3,10 @@ rule draft:
     input:
         DRAFT_MANIFEST,
         model=DENSE,
-        corpus=f"{MODEL}/tokenize.json",
+        corpus=CORPUS,
         draft_corpus=DRAFT_CORPUS,
         draft_package=DRAFT_PACKAGE,
-        arrays=arrays(DENSE, f"{MODEL}/tokenize.json"),
+        arrays=arrays(DENSE, CORPUS),
     output:
         record=f"{DEVICE}/draft.json",
         arrays=directory(f"{DEVICE}/draft"),

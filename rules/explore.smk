@@ -1,9 +1,9 @@
 rule explore:
     input:
         model=DENSE,
-        corpus=f"{MODEL}/tokenize.json",
-        activations=f"{MODEL}/calibrate.json",
-        arrays=arrays(DENSE, f"{MODEL}/tokenize.json", f"{MODEL}/calibrate.json"),
+        corpus=CORPUS,
+        activations=CALIBRATED,
+        arrays=arrays(DENSE, CORPUS, CALIBRATED),
     output:
         record=f"{MODEL}/explore.json",
         arrays=directory(f"{MODEL}/explore"),

@@ -1,9 +1,9 @@
 rule gram:
     input:
         model=SOURCE,
-        corpus=f"{MODEL}/tokenize.json",
-        sparsity=f"{DEVICE}/allocate.json",
-        arrays=arrays(SOURCE, f"{MODEL}/tokenize.json", f"{DEVICE}/allocate.json"),
+        corpus=CORPUS,
+        sparsity=SPARSITY,
+        arrays=arrays(SOURCE, CORPUS, SPARSITY),
     output:
         record=f"{DEVICE}/gram.json",
         arrays=directory(f"{DEVICE}/gram"),

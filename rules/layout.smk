@@ -1,9 +1,9 @@
 rule layout:
     input:
         model=SOURCE,
-        sparsity=f"{DEVICE}/allocate.json",
+        sparsity=SPARSITY,
         device=f"{DEVICE}/device.json",
-        arrays=arrays(f"{DEVICE}/allocate.json"),
+        arrays=arrays(SPARSITY),
     output:
         record=f"{DEVICE}/layout.json",
     log:

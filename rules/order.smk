@@ -1,11 +1,11 @@
 rule order:
     input:
         model=SOURCE,
-        activations=f"{DEVICE}/recalibrate.json",
-        sparsity=f"{DEVICE}/allocate.json",
-        placement=f"{DEVICE}/place.json",
+        activations=RECALIBRATED,
+        sparsity=SPARSITY,
+        placement=PLACEMENT,
         device=f"{DEVICE}/device.json",
-        arrays=arrays(f"{DEVICE}/recalibrate.json", f"{DEVICE}/allocate.json", f"{DEVICE}/place.json"),
+        arrays=arrays(RECALIBRATED, SPARSITY, PLACEMENT),
     output:
         record=f"{DEVICE}/order/{{chunk}}.json",
         arrays=directory(f"{DEVICE}/order/{{chunk}}"),

@@ -1,10 +1,10 @@
 rule place:
     input:
         model=SOURCE,
-        activations=f"{DEVICE}/recalibrate.json",
-        sparsity=f"{DEVICE}/allocate.json",
+        activations=RECALIBRATED,
+        sparsity=SPARSITY,
         device=f"{DEVICE}/device.json",
-        arrays=arrays(f"{DEVICE}/recalibrate.json", f"{DEVICE}/allocate.json"),
+        arrays=arrays(RECALIBRATED, SPARSITY),
     output:
         record=f"{DEVICE}/place.json",
         arrays=directory(f"{DEVICE}/place"),

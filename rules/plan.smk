@@ -1,24 +1,16 @@
 rule plan:
     input:
         model=SOURCE,
-        sparsity=f"{DEVICE}/allocate.json",
-        placement=f"{DEVICE}/place.json",
+        sparsity=SPARSITY,
+        placement=PLACEMENT,
         layout=f"{DEVICE}/layout.json",
-        order=per_chunk("order"),
+        order=ORDER,
         device=f"{DEVICE}/device.json",
         predictors=PREDICTORS,
-        activations=f"{DEVICE}/recalibrate.json",
-        corpus=f"{MODEL}/tokenize.json",
+        activations=RECALIBRATED,
+        corpus=CORPUS,
         drafter=DRAFTER,
-        arrays=arrays(
-            f"{DEVICE}/allocate.json",
-            f"{DEVICE}/place.json",
-            per_chunk("order"),
-            PREDICTORS,
-            f"{DEVICE}/recalibrate.json",
-            f"{MODEL}/tokenize.json",
-            DRAFTER,
-        ),
+        arrays=arrays(SPARSITY, PLACEMENT, ORDER, PREDICTORS, RECALIBRATED, CORPUS, DRAFTER),
     output:
         record=f"{DEVICE}/plan.json",
     log:

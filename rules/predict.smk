@@ -1,9 +1,9 @@
 rule predict:
     input:
         model=SOURCE,
-        activations=f"{DEVICE}/recalibrate.json",
-        sparsity=f"{DEVICE}/allocate.json",
-        arrays=arrays(SOURCE, f"{DEVICE}/recalibrate.json", f"{DEVICE}/allocate.json"),
+        activations=RECALIBRATED,
+        sparsity=SPARSITY,
+        arrays=arrays(SOURCE, RECALIBRATED, SPARSITY),
     output:
         record=f"{DEVICE}/predict/{{chunk}}.json",
         arrays=directory(f"{DEVICE}/predict/{{chunk}}"),

@@ -3,9 +3,9 @@
 rule preflight:
     input:
         model=f"{MODEL}/ingest.json",
-        corpus=f"{MODEL}/tokenize.json",
+        corpus=CORPUS,
         device=f"{DEVICE}/device.json",
-        arrays=arrays(f"{MODEL}/ingest.json", f"{MODEL}/tokenize.json"),
+        arrays=arrays(f"{MODEL}/ingest.json", CORPUS),
     output:
         record=f"{DEVICE}/preflight.json",
     log:

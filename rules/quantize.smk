@@ -1,11 +1,11 @@
 rule quantize:
     input:
         model=SOURCE,
-        sparsity=f"{DEVICE}/allocate.json",
+        sparsity=SPARSITY,
         gram=GRAM,
         importance=IMPORTANCE,
-        activations=f"{MODEL}/calibrate.json",
-        arrays=arrays(SOURCE, f"{DEVICE}/allocate.json", GRAM, IMPORTANCE, f"{MODEL}/calibrate.json"),
+        activations=CALIBRATED,
+        arrays=arrays(SOURCE, SPARSITY, GRAM, IMPORTANCE, CALIBRATED),
     output:
         record=f"{DEVICE}/quantize/{{chunk}}.json",
         arrays=directory(f"{DEVICE}/quantize/{{chunk}}"),

@@ -1,17 +1,11 @@
 rule recalibrate:
     input:
         model=SOURCE,
-        corpus=f"{MODEL}/tokenize.json",
-        sparsity=f"{DEVICE}/allocate.json",
-        activations=f"{MODEL}/calibrate.json",
+        corpus=CORPUS,
+        sparsity=SPARSITY,
+        activations=CALIBRATED,
         shards=shards_in(DEVICE, "recalibrate"),
-        arrays=arrays(
-            SOURCE,
-            f"{MODEL}/tokenize.json",
-            f"{DEVICE}/allocate.json",
-            f"{MODEL}/calibrate.json",
-            shards_in(DEVICE, "recalibrate"),
-        ),
+        arrays=arrays(SOURCE, CORPUS, SPARSITY, CALIBRATED, shards_in(DEVICE, "recalibrate")),
     output:
         record=f"{DEVICE}/recalibrate.json",
         arrays=directory(f"{DEVICE}/recalibrate"),
@@ -32,10 +26,10 @@ rule recalibrate:
 use rule recalibrate as recalibrate_shard with:
     input:
         model=SOURCE,
-        corpus=f"{MODEL}/tokenize.json",
-        sparsity=f"{DEVICE}/allocate.json",
-        activations=f"{MODEL}/calibrate.json",
-        arrays=arrays(SOURCE, f"{MODEL}/tokenize.json", f"{DEVICE}/allocate.json", f"{MODEL}/calibrate.json"),
+        corpus=CORPUS,
+        sparsity=SPARSITY,
+        activations=CALIBRATED,
+        arrays=arrays(SOURCE, CORPUS, SPARSITY, CALIBRATED),
     output:
         record=f"{DEVICE}/recalibrate-shards/{{shard}}.json",
         arrays=directory(f"{DEVICE}/recalibrate-shards/{{shard}}"),

@@ -1,8 +1,8 @@
 rule relufy:
     input:
         model=f"{MODEL}/ingest.json",
-        corpus=f"{MODEL}/tokenize.json",
-        arrays=arrays(f"{MODEL}/ingest.json", f"{MODEL}/tokenize.json"),
+        corpus=CORPUS,
+        arrays=arrays(f"{MODEL}/ingest.json", CORPUS),
     output:
         record=f"{MODEL}/relufy.json",
         arrays=directory(f"{MODEL}/relufy"),

@@ -1,16 +1,14 @@
 rule route:
     input:
         model=SOURCE,
-        sparsity=f"{DEVICE}/allocate.json",
+        sparsity=SPARSITY,
         plans=f"{DEVICE}/plan.json",
         layout=f"{DEVICE}/layout.json",
-        order=per_chunk("order"),
-        placement=f"{DEVICE}/place.json",
+        order=ORDER,
+        placement=PLACEMENT,
         device=f"{DEVICE}/device.json",
-        corpus=f"{MODEL}/tokenize.json",
-        arrays=arrays(
-            SOURCE, f"{DEVICE}/allocate.json", per_chunk("order"), f"{DEVICE}/place.json", f"{MODEL}/tokenize.json"
-        ),
+        corpus=CORPUS,
+        arrays=arrays(SOURCE, SPARSITY, ORDER, PLACEMENT, CORPUS),
     output:
         record=f"{DEVICE}/route.json",
     log:

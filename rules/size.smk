@@ -1,10 +1,10 @@
 rule size:
     input:
         model=SOURCE,
-        corpus=f"{MODEL}/tokenize.json",
-        sparsity=f"{DEVICE}/allocate.json",
+        corpus=CORPUS,
+        sparsity=SPARSITY,
         trained=per_chunk("predict"),
-        arrays=arrays(SOURCE, f"{MODEL}/tokenize.json", f"{DEVICE}/allocate.json", per_chunk("predict")),
+        arrays=arrays(SOURCE, CORPUS, SPARSITY, per_chunk("predict")),
     output:
         record=f"{DEVICE}/size.json",
     log:

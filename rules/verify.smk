@@ -4,9 +4,9 @@ rule verify:
         local(f"{DEVICE}/package/manifest.json"),
         model=SOURCE,
         original=f"{MODEL}/ingest.json",
-        corpus=f"{MODEL}/tokenize.json",
+        corpus=CORPUS,
         package=local(f"{DEVICE}/package.json"),
-        arrays=arrays(SOURCE, f"{MODEL}/ingest.json", f"{MODEL}/tokenize.json"),
+        arrays=arrays(SOURCE, f"{MODEL}/ingest.json", CORPUS),
     output:
         record=local(f"{DEVICE}/verify.json"),
     log:

@@ -5,15 +5,15 @@ rows of 16 bits, and a few scattered rows pass slower than a whole matrix. runti
 into seconds.
 """
 
-from typing import Generic, Literal, TypeVar
+from typing import Annotated, Generic, Literal, TypeVar
 
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import AfterValidator, Field, ValidationInfo, field_validator
 
 from coldpress.schemas.base import Many, Record
 from coldpress.schemas.families import FormatName
 
 T = TypeVar("T")
-SECONDS, BYTES_PER_S, SHARES = (0.0, 3600.0), (1.0, 1e15), (0.0, 1.0)
+SECONDS, BYTES_PER_S = (0.0, 3600.0), (1.0, 1e15)
 """Least and largest values: wider than any device, and narrow enough that no sum of modelled seconds overflows."""
 Overlap = Literal["none", "request", "all"]
 """Parts that run at once: none, so that reading and computing add up (LLM in a flash 3); a request's reads and its
@@ -27,12 +27,19 @@ class Figure(Record, Generic[T]):
     source: str = Field(min_length=1)
 
 
-def check_figure(name: str, figure: Figure[float], bounds: tuple[float, float]) -> Figure[float]:
-    """Returns the figure, if it lies within `bounds`; raises ValueError if it does not."""
-    least, most = bounds
-    if not least <= figure.value <= most:
-        raise ValueError(f"{name} must be from {least:g} to {most:g}, found {figure.value:g}")
-    return figure
+def within(least: float, most: float) -> AfterValidator:
+    """Returns the check of a field that its figure lies within bounds."""
+
+    def check(figure: Figure[float], info: ValidationInfo) -> Figure[float]:
+        if not least <= figure.value <= most:
+            raise ValueError(f"{info.field_name} must be from {least:g} to {most:g}, found {figure.value:g}")
+        return figure
+
+    return AfterValidator(check)
+
+
+Seconds = Annotated[Figure[float], within(*SECONDS)]
+Rate = Annotated[Figure[float], within(*BYTES_PER_S)]
 
 
 class KernelRate(Record):
@@ -50,19 +57,19 @@ class Compute(Record):
 
     rates: Figure[Many[KernelRate]]
     """By format and ascending density. A format that is not among them is bound by DRAM bandwidth."""
-    copy_bytes_per_s: Figure[float] | None = None
+    copy_bytes_per_s: Rate | None = None
     """Bytes of units that go from the read buffer to their slots (LLM in a flash's memory management)."""
-    request_s: Figure[float] | None = None
+    request_s: Seconds | None = None
     """Cost of a request for units beside its products and copies, if all its units are in DRAM."""
-    reading_s: Figure[float] | None = None
+    reading_s: Seconds | None = None
     """Its further cost if it reads: planning, bookkeeping, evictions."""
-    portion_s: Figure[float] | None = None
+    portion_s: Seconds | None = None
     """Further cost of each portion of its reads, from the wait for it to the next one."""
-    layer_s: Figure[float] | None = None
+    layer_s: Seconds | None = None
     """Cost of a layer beside its products and requests: norms, attention over the context, calls."""
-    token_s: Figure[float] | None = None
+    token_s: Seconds | None = None
     """Cost of a token beside its layers."""
-    further_share: Figure[float] | None = None
+    further_share: Annotated[Figure[float], within(0, 1)] | None = None
     """Products of each further token of a pass, over those of its first: the tokens share the passing of weights."""
 
     @field_validator("rates")
@@ -72,13 +79,6 @@ class Compute(Record):
         if not found or found != sorted(set(found)):
             raise ValueError("rates must be sorted by format and density, each once, and at least one")
         return rates
-
-    @field_validator("copy_bytes_per_s", "request_s", "reading_s", "portion_s", "layer_s", "token_s", "further_share")
-    @classmethod
-    def _check(cls, figure: Figure[float] | None, info: ValidationInfo) -> Figure[float] | None:
-        name = info.field_name or ""
-        bounds = {"copy_bytes_per_s": BYTES_PER_S, "further_share": SHARES}.get(name, SECONDS)
-        return figure and check_figure(name, figure, bounds)
 
 
 def overlapped_seconds(overlap: Overlap, flash_s: float, computing_s: float, requests_s: float) -> float:

@@ -5,13 +5,13 @@ schemas/compute.py has the law of computing, and of how the two overlap.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from coldpress.schemas.base import Many, PositiveCount, Record
-from coldpress.schemas.compute import BYTES_PER_S, SECONDS, Compute, Figure, check_figure
+from coldpress.schemas.compute import BYTES_PER_S, Compute, Figure, Rate, Seconds, within
 from coldpress.schemas.law import Floats, Grid, Law, combined, fit, read_seconds
 
 LATENCY_S = (0.0, 0.05)
@@ -35,16 +35,10 @@ class Accelerator(Record):
     """An optional faster tier beside the CPU (PowerInfer's GPU)."""
 
     memory_bytes: Figure[PositiveCount]
-    bytes_per_s: Figure[float]
-    link_bytes_per_s: Figure[float]
-    sync_s: Figure[float]
+    bytes_per_s: Rate
+    link_bytes_per_s: Rate
+    sync_s: Seconds
     """One synchronization with the CPU (PowerInfer Table 2, T_sync)."""
-
-    @field_validator("bytes_per_s", "link_bytes_per_s", "sync_s")
-    @classmethod
-    def _check(cls, figure: Figure[float], info: ValidationInfo) -> Figure[float]:
-        name = info.field_name or ""
-        return check_figure(name, figure, SECONDS if name == "sync_s" else BYTES_PER_S)
 
 
 def _law_of(values: dict[str, Any]) -> Law:
@@ -56,7 +50,7 @@ class Flash(Record):
 
     page_bytes: Figure[PositiveCount]
     queue_depth: Figure[PositiveCount]
-    latency_s: Figure[float]
+    latency_s: Annotated[Figure[float], within(*LATENCY_S)]
     """Time of a read besides its operation and its bytes, however many are in flight: that to the first byte."""
     read_curve: Figure[Many[ReadPoint]]
     """Points by ascending read size, those of one size by ascending reads in flight."""
@@ -69,11 +63,6 @@ class Flash(Record):
         if page.value & (page.value - 1) or not 512 <= page.value <= 65536:
             raise ValueError(f"page_bytes must be a power of two from 512 to 65536, found {page.value}")
         return page
-
-    @field_validator("latency_s")
-    @classmethod
-    def _check_latency(cls, latency: Figure[float]) -> Figure[float]:
-        return check_figure("latency_s", latency, LATENCY_S)
 
     @field_validator("read_curve")
     @classmethod
@@ -155,7 +144,7 @@ class DeviceProfile(Record):
     title: str
     dram_bytes: Figure[PositiveCount]
     dram_budget_bytes: Figure[PositiveCount]
-    dram_bytes_per_s: Figure[float]
+    dram_bytes_per_s: Rate
     num_cores: Figure[PositiveCount]
     flash: Flash
     compute: Compute | None = None
@@ -168,11 +157,6 @@ class DeviceProfile(Record):
         """Returns the share by which a modelled time may be off: that of whole tokens, and the law's median misfit on
         the profile's own points."""
         return OF_TOKENS + float(np.median(np.abs(self.flash.law_errors)))
-
-    @field_validator("dram_bytes_per_s")
-    @classmethod
-    def _check_rate(cls, figure: Figure[float]) -> Figure[float]:
-        return check_figure("dram_bytes_per_s", figure, BYTES_PER_S)
 
     @field_validator("dram_budget_bytes")
     @classmethod

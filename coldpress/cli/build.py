@@ -94,13 +94,7 @@ def _run_matrix(flags: BuildFlags, file: Path, config: Mapping[str, str], told: 
 
     with _beside_json(flags):
         code, results = matrix.run(
-            file,
-            flags.output,
-            flags.accepted,
-            told,
-            accept=flags.accept,
-            update_lock=flags.update_lock,
-            tell=lambda line: print(line, flush=True),
+            file, flags.output, flags.accepted, told, accept=flags.accept, update_lock=flags.update_lock
         )
     if flags.json:
         print(json.dumps({"exit_code": code, **results.model_dump(mode="json")}))
@@ -121,7 +115,6 @@ def _beside_json(flags: BuildFlags) -> contextlib.AbstractContextManager[object]
 
 
 def followed(config: Mapping[str, str], told: Sequence[str]) -> int:
-    """Runs snakemake, and shows its progress; returns the exit code of the build."""
     import snakemake  # noqa: F401  says what to install, before anything else is missing
 
     from coldpress.compiler.python_api import started  # the help needs none of it

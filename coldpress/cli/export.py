@@ -12,7 +12,6 @@ from coldpress.compiler.stages.export import TARGETS, Target, exported
 from coldpress.runtime import plugins
 from coldpress.runtime.artifact.reader import open_artifact
 from coldpress.runtime.cli.declaration import FILE, PLACE, argument, command, option, switch
-from coldpress.runtime.plugins import load
 from coldpress.runtime.quantities import show_bytes
 from coldpress.schemas.base import Options
 
@@ -33,7 +32,9 @@ class Export:
 def run(flags: Export) -> None:
     """Writes the file whole; raises ColdpressError for an unknown format, or if the engine would compute otherwise."""
     options: Options = {**flags.more}
-    found = exported(open_artifact(flags.artifact), load(TARGETS, Target, flags.to), options, flags.output.absolute())
+    found = exported(
+        open_artifact(flags.artifact), plugins.load(TARGETS, Target, flags.to), options, flags.output.absolute()
+    )
     if flags.json:
         print(json.dumps(found.model_dump(mode="json")))
         return

@@ -12,7 +12,7 @@ same inputs. What is better, new or gone is shown, and fails nothing.
 import math
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 from xml.etree import ElementTree
@@ -41,7 +41,6 @@ TOLERANCES = {"ppl_ratio": 0.002, "modelled_tokens_per_s": 0.02, "artifact_bytes
 """The share by which a figure may be worse: smaller changes are noise, or worth nobody's attention."""
 LARGER_IS_BETTER = {"modelled_tokens_per_s"}
 Verdict = Literal["worse", "better", "equal", "new", "gone"]
-Tell = Callable[[str], object]
 
 
 class BuildResult(Record):
@@ -96,13 +95,13 @@ class Finding(NamedTuple):
 
 
 def run(
-    file: Path, folder: Path, accepted: Path | None, told: Sequence[str], *, accept: bool, update_lock: bool, tell: Tell
+    file: Path, folder: Path, accepted: Path | None, told: Sequence[str], *, accept: bool, update_lock: bool
 ) -> tuple[int, MatrixResults]:
     """Builds the matrix of a file, writes the results into `folder`, and compares them with `accepted`, or writes it
     with `accept`. Models whose inputs are not those of the lock file are not built; `update_lock` writes it anew.
-    `told` are further words of snakemake's command line; `tell` is called with each line for the user. Returns the exit
-    code, 1 if a build failed or is worse than the accepted one, and the results. Raises ColdpressError if the matrix or
-    the accepted builds cannot be read, or the builds cannot be made together."""
+    `told` are further words of snakemake's command line. Returns the exit code, 1 if a build failed or is worse than
+    the accepted one, and the results. Raises ColdpressError if the matrix or the accepted builds cannot be read, or the
+    builds cannot be made together."""
     known = _accepted(accepted) if accepted is not None and not accept else None
     found = selected(file, None)
     builds, refused = _resolved(found)
@@ -112,7 +111,7 @@ def run(
     start_s = time.time()
     refused |= _made(file, left, told)
     for name, why in refused.items():
-        tell(f"{REFUSAL}{name}: {why}")
+        print(f"{REFUSAL}{name}: {why}", flush=True)
     rows = [
         _refusal(name, refused[name]) if name in refused else _built(name, left[name], folder, start_s)
         for name in found
@@ -127,8 +126,8 @@ def run(
     _write(folder / "changes.md", changes)
     if accept and accepted is not None:
         _write(accepted, accepted_of(results).to_json())
-    tell(changes if known else f"{len(rows) - results.num_failed} of {len(rows)} builds are there")
-    tell(f"{folder / 'index.html'}")
+    print(changes if known else f"{len(rows) - results.num_failed} of {len(rows)} builds are there")
+    print(folder / "index.html", flush=True)
     return FAILED if results.num_failed or sentences else DONE, results
 
 
@@ -323,7 +322,6 @@ def compare(results: MatrixResults, accepted: Accepted) -> list[Finding]:
 
 
 def worse(findings: list[Finding]) -> dict[str, str]:
-    """Returns a sentence for each build that is worse."""
     found: dict[str, str] = {}
     for one in findings:
         if one.verdict == "worse":

@@ -22,20 +22,14 @@ from coldpress.server.sequences import Piece
 from coldpress.server.served import Served
 
 KEEP_ALIVE = ": the model is working\n\n"
-
-
 READ_AWAY = 16
 """Times the limit up to which a longer body is still read, and dropped: a client that finds the connection closed while
 it sends may never look for the answer."""
 
 
 async def body_of(kind: type[Fields], request: Request, served: Served) -> Fields:
-    """Reads a body of JSON, for the model that is served if it names one.
-
-    Raises:
-        RefusalError: 415 for another type, 413 for a larger body, whose bytes beyond the limit are read and dropped; as
-            `read`.
-    """
+    """Reads a body of JSON, for the model that is served if it names one. Raises `RefusalError`: 415 for another type,
+    413 for a larger body, whose bytes beyond the limit are read and dropped; as `read`."""
     max_bytes = served.settings.max_body_bytes
     content = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if content != "application/json":

@@ -69,20 +69,14 @@ class ChatRequest(OpenRequest):
     modalities: list[Literal["text"]] | None = None
 
 
-def check_stream(asked: ChatRequest) -> None:
-    """Refuses fields that need another one."""
-    if asked.stream_options is not None and not asked.stream:
-        raise RefusalError(400, "stream_options needs stream=true; leave it out", "stream_options")
+async def chat_completions(request: Request, served: Served) -> Response:
+    """Answers a request."""
+    asked = await body_of(ChatRequest, request, served)
+    asked.check_stream()
     if asked.top_logprobs is not None and not asked.logprobs:
         raise RefusalError(400, "top_logprobs needs logprobs=true; leave it out", "top_logprobs")
     if asked.max_tokens is not None and asked.max_completion_tokens is not None:
         raise RefusalError(400, "max_tokens and max_completion_tokens are the same; give one of them", "max_tokens")
-
-
-async def chat_completions(request: Request, served: Served) -> Response:
-    """Answers a request."""
-    asked = await body_of(ChatRequest, request, served)
-    check_stream(asked)
     sampling, count = served.sampling(asked), asked.n or 1
     with served.worker.places(count) as places:
         ids = await served.chat_ids([message.message() for message in asked.messages])

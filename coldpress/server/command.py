@@ -141,11 +141,7 @@ class StoppingServer(uvicorn.Server):
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Opens the port.
-
-    Raises:
-        ColdpressError: if it is taken, or the host is not this machine's.
-    """
+    """Opens the port. Raises `ColdpressError` if it is taken, or the host is not this machine's."""
     try:
         family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         with ExitStack() as on_failure:

@@ -44,6 +44,10 @@ class OpenRequest(Asked, OpenDrawing):
     presence_penalty: Annotated[float, Field(ge=0, le=0)] | None = None
     logit_bias: Annotated[dict[str, float], Field(max_length=0)] | None = None
 
+    def check_stream(self) -> None:
+        if self.stream_options is not None and not self.stream:
+            raise RefusalError(400, "stream_options needs stream=true; leave it out", "stream_options")
+
 
 class CompletionRequest(OpenRequest):
     """The body of a request."""
@@ -68,8 +72,7 @@ class CompletionRequest(OpenRequest):
 async def completions(request: Request, served: Served) -> Response:
     """Answers a request."""
     asked = await body_of(CompletionRequest, request, served)
-    if asked.stream_options is not None and not asked.stream:
-        raise RefusalError(400, "stream_options needs stream=true; leave it out", "stream_options")
+    asked.check_stream()
     prompts, count = asked.prompts, asked.n or 1
     if not prompts:
         raise RefusalError(400, "the field 'prompt' is empty, expected at least one prompt", "prompt")
@@ -130,7 +133,8 @@ class _Answer(OpenAnswer):
 
     def _choice(self, number: int, pieces: list[Piece], first: bool) -> dict[str, Any]:
         wanted = self._wanted[number]
-        before = self._echo(wanted) if first and self._echoes else ""
+        codec = self.served.codec
+        before = codec.decode(wanted.ids) if codec and first and self._echoes else ""
         logprobs = None
         if wanted.num_top is not None:
             told = [*((None, *pieces[0].prompt) if first and self._echoes else ())]
@@ -138,10 +142,6 @@ class _Answer(OpenAnswer):
             logprobs = self._logprobs(number, told)
         found = {"index": number, "text": before + joined(pieces), "logprobs": logprobs}
         return {**found, "finish_reason": pieces[-1].finish}
-
-    def _echo(self, wanted: Wanted) -> str:
-        codec = self.served.codec
-        return "" if codec is None else codec.decode(wanted.ids)
 
     def _logprobs(self, number: int, told: list[TokenLogprobs | None]) -> dict[str, Any]:
         """Returns the lists of a choice; of the prompt's first token nobody knows how likely it was."""

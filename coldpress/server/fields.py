@@ -67,11 +67,7 @@ class OpenDrawing(Drawing):
 
 
 def read(kind: type[Fields], body: bytes) -> Fields:
-    """Parses a body.
-
-    Raises:
-        RefusalError: 400, naming the first field that is wrong.
-    """
+    """Parses a body. Raises `RefusalError`, 400, naming the first field that is wrong."""
     try:
         return kind.model_validate_json(body)
     except ValidationError as error:

@@ -17,10 +17,9 @@ class ClientLeftError(Exception):
 
 
 class RequestRun:
-    """The sequences of a request, and the queue in which their pieces arrive."""
+    """The sequences of a request, in the order of the answer's choices, and the queue in which their pieces arrive."""
 
     def __init__(self, sequences: list[Sequence], pieces: "asyncio.Queue[tuple[int, Piece]]") -> None:
-        """Takes the sequences, in the order of the choices of the answer."""
         self.sequences, self._pieces = sequences, pieces
 
     async def follow(

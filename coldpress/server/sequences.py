@@ -42,7 +42,7 @@ class Piece:
 
 
 class Sequence(Continuation):
-    """A sequence on its way through the worker; its methods are called by the worker's thread, except `cancel`."""
+    """A sequence on its way through the worker; its methods are called by the worker's thread."""
 
     def __init__(
         self, wanted: Wanted, codec: TextCodec | None, eos_ids: frozenset[int], tell: Callable[[Piece], None]
@@ -51,11 +51,9 @@ class Sequence(Continuation):
         super().__init__(codec, wanted.ids, wanted.stops, wanted.num_top, eos_ids)
         self.wanted, self.tell = wanted, tell
         self._error: ColdpressError | None = None
-        self.cancelled = self.ended = self.was_left = False
-
-    def cancel(self) -> None:
-        """Says that nobody waits for the rest; the sequence ends at its next token or prefill pass."""
-        self.cancelled = True
+        self.ended = self.was_left = False
+        self.cancelled = False
+        """Nobody waits for the rest: the sequence ends at its next token or prefill pass."""
 
     def asked(self) -> Prompt:
         wanted = self.wanted

@@ -18,7 +18,6 @@ from coldpress.server.worker import Worker
 MAX_CHARS_PER_TOKEN = 64
 """A text with more characters for each token of the context is refused before it is tokenized: no text but long runs
 of spaces has so few tokens."""
-
 NO_TEXT = "token_id:"
 """Begins what stands for a token without text of its own, such as a special one."""
 
@@ -41,12 +40,8 @@ class Served:
             raise RefusalError(404, f"there is no model '{name}', expected '{self.name}'; see /v1/models", "model")
 
     async def encoded(self, text: str, special: bool = True) -> list[int]:
-        """Returns the token ids of a text.
-
-        Raises:
-            RefusalError: 413 if the text is too long to fit the context.
-            ColdpressError: if the artifact has no tokenizer, or it refuses the text.
-        """
+        """Returns the token ids of a text. Raises `RefusalError` if the text is too long to fit the context,
+        `ColdpressError` if the artifact has no tokenizer, or it refuses the text."""
         if self.codec is None:
             raise RefusalError(400, "the artifact has no tokenizer; give token ids to /v1/completions")
         most = MAX_CHARS_PER_TOKEN * self.worker.context_length
@@ -55,11 +50,7 @@ class Served:
         return await asyncio.to_thread(self.codec.encode, text, special)
 
     async def chat_ids(self, messages: Several[Message]) -> list[int]:
-        """Returns the token ids of a chat.
-
-        Raises:
-            RefusalError, ColdpressError: as `encoded`; or if there is no template, or it refuses the chat.
-        """
+        """Returns the token ids of a chat. Raises as `encoded`; or if there is no template, or it refuses the chat."""
         if self.template is None:
             raise RefusalError(
                 400, "the artifact has no chat template, because its checkpoint had none; use /v1/completions"

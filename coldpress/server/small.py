@@ -110,15 +110,11 @@ class _Numbers(Collector):
             yield GaugeMetricFamily(f"coldpress_{name}", text, value=value)
 
 
-def _metrics_text(worker: Worker) -> bytes:
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Numbers(worker))
-    return generate_latest(registry)
-
-
 async def metrics(request: Request, served: Served) -> Response:
     """Returns what the worker has done, as text that Prometheus reads."""
-    return Response(_metrics_text(served.worker), media_type="text/plain; version=0.0.4; charset=utf-8")
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Numbers(served.worker))
+    return Response(generate_latest(registry), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
 class DramRequest(Body):

@@ -56,7 +56,9 @@ class Worker:
         self._changed = threading.Condition()
         self._queue = deque[Sequence]()
         self._running: dict[int, Sequence] = {}
-        self._held, self._stopping, self._num_taken = 0, False, 0
+        self._held, self._num_taken = 0, 0
+        self.is_stopping = False
+        """New sequences are refused."""
         self.totals = Counts()
         self._thread = threading.Thread(target=self._work, name="coldpress-worker", daemon=True)
 
@@ -65,22 +67,17 @@ class Worker:
         """Most tokens of one sequence, prompt and new tokens together."""
         return self._session.plan.context_length
 
-    @property
-    def is_stopping(self) -> bool:
-        """New sequences are refused."""
-        return self._stopping
-
     def start(self) -> None:
         self._thread.start()
 
     def refuse_more(self) -> None:
         """Refuses new sequences from now on; those that were accepted go on."""
-        self._stopping = True
+        self.is_stopping = True
 
     def stop(self) -> None:
         """Ends the thread when all accepted sequences have ended, and closes the session."""
         with self._changed:
-            self._stopping = True
+            self.is_stopping = True
             self._changed.notify_all()
         self._thread.join()
         self._session.close()
@@ -95,23 +92,20 @@ class Worker:
         return self._session.plan.dram_budget_bytes, self._session.store.dram_used_bytes
 
     def resize(self, dram: int | str) -> None:
-        """Changes the DRAM budget between two passes. Raises as `asked_bytes` and `Session.resize`."""
+        """Raises as `asked_bytes` and `Session.resize`."""
         self._session.resize(asked_bytes(self._session.artifact.manifest, dram))
 
     @contextmanager
     def places(self, count: int) -> Generator[Places]:
-        """Reserves places in the queue; those that `submit` has not used by the end are free again.
-
-        Raises:
-            RefusalError: 503 while the server stops, 429 if there are too few places.
-        """
+        """Reserves places in the queue; those that `submit` has not used by the end are free again. Raises
+        `RefusalError`: 503 while the server stops, 429 if there are too few places."""
         most = self._settings.max_queue
         if count > most:
             raise RefusalError(
                 413, f"the request has {count} sequences, expected at most {most}; send several requests"
             )
         with self._changed:
-            if self._stopping:
+            if self.is_stopping:
                 raise RefusalError(503, "the server is stopping, and takes no more requests; ask another one")
             if len(self._queue) + self._held + count > most:
                 raise RefusalError(429, f"{most} sequences wait already, expected fewer; ask again later")
@@ -134,19 +128,16 @@ class Worker:
         """Ends sequences that nobody waits for: at once if they wait, else at their next token or pass."""
         with self._changed:
             for sequence in sequences:
-                sequence.cancel()
+                sequence.cancelled = True
             waiting = [sequence for sequence in self._queue if not sequence.cancelled]
-            self._count_cancelled(len(self._queue) - len(waiting))
+            self.totals.sequences += len(self._queue) - len(waiting)
+            self.totals.cancelled += len(self._queue) - len(waiting)
             self._queue = deque(waiting)
-
-    def _count_cancelled(self, count: int) -> None:
-        self.totals.sequences += count
-        self.totals.cancelled += count
 
     def _work(self) -> None:
         while True:
             with self._changed:
-                while not self._queue and not self._stopping:
+                while not self._queue and not self.is_stopping:
                     self._changed.wait()
                 if not self._queue and not self._held:
                     return
