@@ -46,7 +46,10 @@ def simulate(artifact: Artifact, plan: Plan, trace: Iterable[Event], before: Seq
     requests = None
     if plugins.load_class("coldpress.runtime.cache", CachePolicy, plan.cache).looks_ahead:
         trace = list(trace)
-        requests = requests_of([*before, *trace])
+        requests = defaultdict[Key, list[np.ndarray]](list)
+        for event in (*before, *trace):
+            if event.kind == FETCH:
+                requests[event.layer, event.family].append(event.ids)
     flash, clock = simulated.Plugin(artifact, plan.queue_depth), Clock(artifact.manifest, plan)
     store, checked = Store(artifact, plan, flash, clock, requests=requests), Checked(artifact)
     if before:
@@ -212,14 +215,6 @@ def simulate_opening(artifact: Artifact, plan: Plan, experts_read: int | None = 
             continue
         read = np.arange(experts_read) * experts // experts_read
         deque(store.stream(key, ids.reshape(experts, -1)[read].ravel()), maxlen=0)
-    return found
-
-
-def requests_of(trace: Iterable[Event]) -> dict[tuple[int, str], list[np.ndarray]]:
-    found: defaultdict[tuple[int, str], list[np.ndarray]] = defaultdict(list)
-    for event in trace:
-        if event.kind == FETCH:
-            found[event.layer, event.family].append(event.ids)
     return found
 
 

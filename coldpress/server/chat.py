@@ -80,12 +80,10 @@ async def chat_completions(request: Request, served: Served) -> Response:
     sampling, count = served.sampling(asked), asked.n or 1
     with served.worker.places(count) as places:
         ids = await served.chat_ids([message.message() for message in asked.messages])
-        served.check_ids(ids, "messages")
-        most = served.num_new(asked.max_tokens or asked.max_completion_tokens, len(ids))
+        most = served.num_new(ids, "messages", asked.max_tokens or asked.max_completion_tokens)
         num_top = (asked.top_logprobs or 0) if asked.logprobs else None
         wanted = served.choices(Wanted(tuple(ids), sampling, most, stops_of(asked.stop), num_top), count)
-        run = served.run(wanted)
-        served.worker.submit(places, run.sequences)
+        run = served.submit(places, wanted)
     return await _Answer(served, asked, len(ids)).send(run, request, is_streamed=asked.stream)
 
 

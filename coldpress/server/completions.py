@@ -81,12 +81,10 @@ async def completions(request: Request, served: Served) -> Response:
         wanted = list[Wanted]()
         for prompt in prompts:
             ids = await served.encoded(prompt) if isinstance(prompt, str) else prompt
-            served.check_ids(ids, "prompt")
-            most = served.num_new(DEFAULT_TOKENS if asked.max_tokens is None else asked.max_tokens, len(ids))
+            most = served.num_new(ids, "prompt", DEFAULT_TOKENS if asked.max_tokens is None else asked.max_tokens)
             one = Wanted(tuple(ids), sampling, most, stops_of(asked.stop), asked.logprobs, bool(asked.echo))
             wanted += served.choices(one, count)
-        run = served.run(wanted)
-        served.worker.submit(places, run.sequences)
+        run = served.submit(places, wanted)
     return await _Answer(served, asked, wanted, count).send(run, request, is_streamed=asked.stream)
 
 

@@ -84,10 +84,8 @@ async def messages(request: Request, served: Served) -> Response:
     chat = asked.chat()
     with served.worker.places(1) as places:
         ids = await served.chat_ids(chat)
-        served.check_ids(ids, "messages")
-        most = served.num_new(asked.max_tokens, len(ids))
-        run = served.run([Wanted(tuple(ids), sampling, most, tuple(asked.stop_sequences or ()))])
-        served.worker.submit(places, run.sequences)
+        most = served.num_new(ids, "messages", asked.max_tokens)
+        run = served.submit(places, [Wanted(tuple(ids), sampling, most, tuple(asked.stop_sequences or ()))])
     return await _Answer(served, len(ids)).send(run, request, is_streamed=asked.stream)
 
 

@@ -89,10 +89,8 @@ async def responses(request: Request, served: Served) -> Response:
     sampling = served.sampling(asked)
     with served.worker.places(1) as places:
         ids = await served.chat_ids(asked.chat())
-        served.check_ids(ids, "input")
-        most = served.num_new(asked.max_output_tokens, len(ids), "max_output_tokens")
-        run = served.run([Wanted(tuple(ids), sampling, most)])
-        served.worker.submit(places, run.sequences)
+        most = served.num_new(ids, "input", asked.max_output_tokens, "max_output_tokens")
+        run = served.submit(places, [Wanted(tuple(ids), sampling, most)])
     return await _Answer(served, asked, len(ids)).send(run, request, is_streamed=asked.stream)
 
 

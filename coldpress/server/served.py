@@ -13,7 +13,7 @@ from coldpress.server.refusals import RefusalError
 from coldpress.server.run import RequestRun
 from coldpress.server.sequences import Piece, Sequence, Wanted
 from coldpress.server.settings import Settings
-from coldpress.server.worker import Worker
+from coldpress.server.worker import Places, Worker
 
 MAX_CHARS_PER_TOKEN = 64
 """A text with more characters for each token of the context is refused before it is tokenized: no text but long runs
@@ -59,8 +59,9 @@ class Served:
             raise RefusalError(413, "the chat has more characters than the context holds; shorten it", "messages")
         return await self.encoded(await asyncio.to_thread(self.template.render, messages), special=False)
 
-    def check_ids(self, ids: Several[int], field: str) -> None:
-        """Refuses a prompt that the model cannot take, before anything is computed."""
+    def num_new(self, ids: Several[int], field: str, asked: int | None, asked_by: str = "max_tokens") -> int:
+        """Returns the number of new tokens after a prompt; refuses a prompt that the model cannot take, and more tokens
+        than the context holds, before anything is computed. `field` and `asked_by` are the request's fields."""
         if not ids:
             raise RefusalError(400, "a prompt has no tokens, expected at least one; give a prompt", field)
         if len(ids) >= self.worker.context_length:
@@ -74,18 +75,15 @@ class Served:
             raise RefusalError(
                 400, f"token id {unknown[0]} is outside the vocabulary, expected 0 to {self.vocab_size - 1}", field
             )
-
-    def num_new(self, asked: int | None, num_prompt: int, field: str = "max_tokens") -> int:
-        """Returns the number of new tokens of a sequence; refuses one that the context does not hold."""
-        room = self.worker.context_length - num_prompt
+        room = self.worker.context_length - len(ids)
         if asked is None:
             return min(self.settings.max_tokens, room)
         if asked > room:
             raise RefusalError(
                 413,
-                f"{num_prompt} tokens of a prompt and {asked} new ones were asked for, expected at most "
-                f"{self.worker.context_length} together; give a smaller {field}",
-                field,
+                f"{len(ids)} tokens of a prompt and {asked} new ones were asked for, expected at most "
+                f"{self.worker.context_length} together; give a smaller {asked_by}",
+                asked_by,
             )
         return asked
 
@@ -94,8 +92,7 @@ class Served:
         given = drawing.model_dump(include=set(Sampling.model_fields), exclude_none=True)
         return Sampling.model_validate({"temperature": 1.0, "seed": secrets.randbits(62), **given})
 
-    def run(self, several: Several[Wanted]) -> RequestRun:
-        """Returns a run of sequences, not submitted yet."""
+    def submit(self, places: Places, several: Several[Wanted]) -> RequestRun:
         loop = asyncio.get_running_loop()
         pieces = asyncio.Queue[tuple[int, Piece]]()
 
@@ -105,7 +102,9 @@ class Served:
 
             return Sequence(wanted, self.codec, self.eos_ids, tell)
 
-        return RequestRun([made(number, wanted) for number, wanted in enumerate(several)], pieces)
+        run = RequestRun([made(number, wanted) for number, wanted in enumerate(several)], pieces)
+        self.worker.submit(places, run.sequences)
+        return run
 
     def choices(self, wanted: Wanted, count: int) -> list[Wanted]:
         """Returns `count` sequences of one prompt; each has the next seed."""

@@ -39,14 +39,13 @@ def choose_plan(
     routing: str | None = None,
     among: Sequence[Plan] | None = None,
 ) -> Plan:
-    """Chooses the plan to run with: the largest of `among` that fits, changed by each setting that is not None.
-
-    `among` are some of the manifest's plans; None for all.
+    """Chooses the plan to run with: the largest of `among` that fits, changed by each setting that is not None. `among`
+    are some of the manifest's plans; None for all.
 
     Raises:
         DoesNotFitError: if the budget cannot hold what must stay in DRAM.
         ColdpressError: for an unknown name, a selector or a routing that the artifact cannot serve, if nothing can be
-            preload, or for an adaptive gap where the gap decides which units a token uses.
+            preloaded, or for an adaptive gap where the gap decides which units a token uses.
     """
     if selector is not None:
         check_selector(selector, manifest)
