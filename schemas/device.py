@@ -114,14 +114,9 @@ class Flash(Record):
         return self.law.bytes_per_s
 
     @property
-    def seconds_per_read(self) -> float:
-        """Returns the seconds of one more read among many in flight, without its bytes."""
-        return float(read_seconds(self.law, self.latency_s.value, 0, self.queue_depth.value))
-
-    @property
     def break_even_gap_bytes(self) -> int:
-        """Returns the gap whose bytes take as long as one more read among many in flight (Ripple 5.1)."""
-        return int(self.bytes_per_s * self.seconds_per_read)
+        """Returns the gap that takes as long as one more read among many in flight, without bytes (Ripple 5.1)."""
+        return int(self.bytes_per_s * float(read_seconds(self.law, self.latency_s.value, 0, self.queue_depth.value)))
 
     def issuing(self, num_reads: int) -> "Flash":
         """Returns this flash as seen by a runtime with `num_reads` reads in flight, at most the flash's queue depth."""

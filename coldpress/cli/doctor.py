@@ -139,7 +139,6 @@ def _direct_reads(folder: Path) -> Diagnosis:
 
 
 def _emulation(folder: Path) -> Diagnosis:
-    """Asks each mechanism that caps a process (runtime/cli/emulation)."""
     try:
         disk = disk_of(folder.resolve())
     except ColdpressError as error:
@@ -161,7 +160,6 @@ def _extra(extra: str) -> Diagnosis:
 
 
 def _hub() -> Diagnosis:
-    """Asks the hub of models for its front page, unless it is switched off."""
     if os.environ.get("HF_HUB_OFFLINE", "0").upper() in ("1", "ON", "YES", "TRUE"):
         return Diagnosis("hub", "limited", "HF_HUB_OFFLINE is set", "unset it, or build from a local folder")
     from urllib.error import HTTPError, URLError

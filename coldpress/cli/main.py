@@ -71,8 +71,6 @@ def load(name: str) -> click.Command:
 
 
 class FrontDoor(Commands):
-    """`coldpress`: lists its commands by one line each, and imports the one that is called."""
-
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
 

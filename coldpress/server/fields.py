@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Sequence as Several
-from typing import Annotated, Any, Literal, Protocol, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
@@ -102,14 +102,7 @@ def _name(parts: tuple[int | str, ...], kind: str) -> str:
     return ".".join(names)
 
 
-class HasText(Protocol):
-    """A part of a message."""
-
-    @property
-    def text(self) -> str: ...
-
-
-def text_in(content: str | Several[HasText] | None) -> str:
+def text_in(content: str | Several[Any] | None) -> str:
     """Returns the text of a message, which comes in one or in parts; an assistant's may have none."""
     return content if isinstance(content, str) else "".join(part.text for part in content or ())
 

@@ -45,8 +45,6 @@ class Places:
 
 
 class Worker:
-    """Runs sequences on a session, in a thread of its own."""
-
     def __init__(self, session: Session, settings: Settings) -> None:
         """Takes the session over; `start` starts the thread."""
         self._session, self._settings = session, settings

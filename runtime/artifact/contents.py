@@ -97,8 +97,11 @@ def resident_tensors(manifest: Manifest) -> Layout:
 def model_tensors(manifest: Manifest) -> tuple[Shapes, Shapes]:
     """Returns the shapes of the resident tensors that the model must have, and of those that it may have."""
     spec = manifest.model
-    required, optional = _shared_shapes(spec), Shapes()
-    optional["lm_head.bias"] = role_shape(spec, "lm_head.bias")
+    roles = ["embed_tokens.weight", *([] if spec.tie_word_embeddings else ["lm_head.weight"])]
+    roles += spec.frequencies.values() if spec.position == "rotary" else ["embed_positions.weight"]
+    required = {role: role_shape(spec, role) for role in roles}
+    _add_norm(required, "norm", spec)
+    optional = {"lm_head.bias": role_shape(spec, "lm_head.bias")}
     families = [entry.family for entry in manifest.families]
     for layer in range(spec.num_hidden_layers):
         prefix = f"layers.{layer}."
@@ -121,15 +124,6 @@ def model_tensors(manifest: Manifest) -> tuple[Shapes, Shapes]:
         routing += ("shared_expert_gate.weight",) if has_experts and spec.shared_intermediate_size else ()
         optional |= {f"{prefix}{role}": role_shape(spec, role) for role in routing}
     return required, optional
-
-
-def _shared_shapes(spec: ModelSpec) -> Shapes:
-    roles = ["embed_tokens.weight"]
-    roles += [] if spec.tie_word_embeddings else ["lm_head.weight"]
-    roles += spec.frequencies.values() if spec.position == "rotary" else ["embed_positions.weight"]
-    required = {role: role_shape(spec, role) for role in roles}
-    _add_norm(required, "norm", spec)
-    return required
 
 
 def _add_norm(shapes: Shapes, name: str, spec: ModelSpec) -> None:

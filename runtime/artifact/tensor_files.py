@@ -116,17 +116,14 @@ def read_entries(opened: int, size_bytes: int, rules: Rules, refuse: Refuse) -> 
     if len(header) < length or header[:1] != b"{":
         raise refuse("the header's first byte", short(header[:1]), "'{' and what follows it")
     values = strict_json.parse(header, lambda found, expected: refuse("the header", found, expected), rules.json)
-    _check_metadata(values.pop("__metadata__", {}), rules, refuse)
+    metadata = values.pop("__metadata__", {})
+    is_map = strict_json.is_object(metadata) and all(isinstance(value, str) for value in metadata.values())
+    if not is_map or len(metadata) > rules.max_metadata:
+        raise refuse("__metadata__", short(metadata), f"an object of texts, at most {rules.max_metadata}")
     entries = [_entry(name, value, 8 + length, rules, refuse) for name, value in values.items()]
     entries.sort(key=lambda entry: (entry.start_bytes, entry.stop_bytes))
     _check_tiling(entries, 8 + length, size_bytes, refuse)
     return prefix + header, tuple(entries)
-
-
-def _check_metadata(metadata: Any, rules: Rules, refuse: Refuse) -> None:
-    is_map = strict_json.is_object(metadata) and all(isinstance(value, str) for value in metadata.values())
-    if not is_map or len(metadata) > rules.max_metadata:
-        raise refuse("__metadata__", short(metadata), f"an object of texts, at most {rules.max_metadata}")
 
 
 def _entry(name: str, value: Any, data_start: int, rules: Rules, refuse: Refuse) -> TensorEntry:

@@ -117,7 +117,6 @@ class Continuation:
 
     @property
     def has_stopped(self) -> bool:
-        """Returns whether a stop string or an end-of-sequence token has ended the text."""
         return self.stop is not None or self.token_ids[-1] in self._eos_ids
 
     def remainder(self) -> str:

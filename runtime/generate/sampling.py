@@ -102,7 +102,6 @@ class Chooser:
     """Chooses the tokens of one sequence; the same settings, prompt and logits give the same tokens."""
 
     def __init__(self, sampling: Sampling, prompt_ids: Sequence[int] = ()) -> None:
-        """Seeds the draws, and counts the prompt's tokens as used."""
         self._sampling, self._used = sampling, set(prompt_ids)
         self._random = np.random.default_rng(sampling.seed)
 

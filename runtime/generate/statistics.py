@@ -4,9 +4,9 @@ The time that the caller takes between tokens does not count.
 """
 
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
@@ -96,17 +96,11 @@ def spreads(decoded: Sequence[Token]) -> TokenSpreads | None:
         return None
     leading = [token for token in decoded if token.leads]
 
-    def spread(figure: Callable[[Token], float]) -> Spread:
-        p5, median, p95 = np.percentile([figure(token) for token in leading], [5, 50, 95])
+    def spread(name: str) -> Spread:
+        p5, median, p95 = np.percentile([getattr(token, name) for token in leading], [5, 50, 95])
         return Spread(float(p5), float(median), float(p95))
 
-    return TokenSpreads(
-        seconds=spread(lambda token: token.seconds),
-        flash_s=spread(lambda token: token.flash_s),
-        reads=spread(lambda token: token.reads),
-        read_bytes=spread(lambda token: token.read_bytes),
-        hit_rate=spread(lambda token: token.hit_rate),
-    )
+    return TokenSpreads(**{figure.name: spread(figure.name) for figure in fields(TokenSpreads)})
 
 
 class Timer:

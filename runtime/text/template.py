@@ -98,7 +98,8 @@ class _TemplateAnswers:
     def _chat(self, messages: Messages) -> str:
         """Renders a chat whose contents are texts; as lists of parts, which templates of multimodal families walk over,
         if fewer of them are lost so."""
-        texts = [text for each in messages if (text := _text_in(each))]
+        contents = [content for each in messages if isinstance(content := each.get("content"), str)]
+        texts = [text for content in contents if (text := content.strip())]
         lost, text = self._tried(messages, texts)
         form = messages
         if lost:
@@ -136,11 +137,6 @@ class _TemplateAnswers:
             random.seed(0)
         settings = {"messages": messages, "add_generation_prompt": self._given.is_prompt}
         return self._compiled.render(**settings, tools=None, documents=None, **self._given.tokens)
-
-
-def _text_in(message: Mapping[str, Any]) -> str:
-    content = message.get("content")
-    return content.strip() if isinstance(content, str) else ""
 
 
 def _with_content(message: Mapping[str, Any], content: Any) -> Mapping[str, Any]:
