@@ -9,12 +9,11 @@ that the larger model rejects.
 
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import takewhile
 
 import numpy as np
 
-from coldpress.runtime.artifact.reader import Artifact, open_artifact
+from coldpress.runtime.artifact.reader import open_artifact
 from coldpress.runtime.decoder.decoder import Decoder
 from coldpress.runtime.decoder.selection import Selection
 from coldpress.runtime.drafts import Acceptance, Propose
@@ -25,15 +24,6 @@ from coldpress.runtime.kernels.activations import ActivationFormat
 from coldpress.runtime.store.clock import Clock
 from coldpress.runtime.store.store import Store
 from coldpress.schemas.errors import DoesNotFitError
-from coldpress.schemas.layout import Plan
-
-
-@dataclass(frozen=True)
-class _Opened:
-    artifact: Artifact
-    plan: Plan
-    store: Store
-    decoder: Decoder
 
 
 class DraftModel:
@@ -66,8 +56,9 @@ class DraftModel:
         clocks = [Clock(artifact.manifest, plan)] if modelled else []
         store = Store(artifact, plan, make_flash(artifact, plan, flash), *clocks)
         decoder = Decoder(artifact, store, Selection(artifact, plan), activations)
-        self._opened: _Opened | None = _Opened(artifact, plan, store, decoder)
         decoder.begin_batch([0] * FEW_TOKENS)
+        self._folder, self._store, self.decoder = artifact.folder, store, decoder
+        """The last two are None once it is closed."""
         self._free = set(range(FEW_TOKENS))
         """Numbers of sequences that have not begun."""
         self._certainty, self._vocab_size = certainty, vocab_size
@@ -75,20 +66,17 @@ class DraftModel:
 
     def close(self) -> None:
         """Frees its memory; a run that it drafts for goes on without drafts."""
-        if self._opened is not None:
-            self._opened.store.close()
-            self._opened.artifact.folder.close()
-            self._opened = None
-
-    @property
-    def decoder(self) -> Decoder | None:
-        return None if self._opened is None else self._opened.decoder
+        if self._store is not None:
+            self._store.close()
+            self._folder.close()
+            self._store = self.decoder = None
 
     @contextmanager
     def drafting(self, context_length: int) -> Generator[Propose]:
         """Raises `DoesNotFitError` if its KV cache is too short, also for this sequence beside those that run."""
-        assert self._opened is not None
-        plan, decoder = self._opened.plan, self._opened.decoder
+        assert self._store is not None
+        assert self.decoder is not None
+        plan, decoder = self._store.plan, self.decoder
         if context_length > plan.context_length:
             raise DoesNotFitError(
                 f"the prompt and the new tokens make {context_length} tokens, the draft model's {plan.title} has a KV "
@@ -106,14 +94,14 @@ class DraftModel:
     def start_counting(self) -> None:
         """Begins a run, of one sequence or of several: its figures are zero."""
         self._num_tokens = self._num_passes = 0
-        if self._opened is not None:
-            self._opened.store.start_counting()
+        if self._store is not None:
+            self._store.start_counting()
 
     def modelled_s(self) -> float:
         """Returns seconds on the device since the run began, without the prompts'; 0 once closed. See `modelled`."""
-        if self._opened is None:
+        if self._store is None:
             return 0.0
-        return self._opened.store.metrics(self._num_tokens, 0.0, 0.0, 0.0, self._num_passes).modelled_s
+        return self._store.metrics(self._num_tokens, 0.0, 0.0, 0.0, self._num_passes).modelled_s
 
     def append(self, decoder: Decoder, sequence: int, tokens: Sequence[int]) -> np.ndarray:
         """Appends tokens of the run or of drafts, at least one; returns the logits after the last, float32 [V]."""

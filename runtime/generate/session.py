@@ -188,11 +188,9 @@ class Session:
         on tokens have its densities, and its caches begin with its pinned units. As long as it is the same plan, the
         text stays the same up to the rounding of sums, unless the selector sees what is in DRAM; the caches grow, or
         evict in their policies' order, and the units that the plan at opening pins stay pinned. With room for the whole
-        model, the rest of it is loaded and nothing is read afterwards. A session that was given a plan keeps it.
-
-        Raises:
-            ColdpressError: if the session is closed.
-            DoesNotFitError: if the budget cannot hold what must stay in DRAM; then nothing has changed.
+        model, the rest of it is loaded and nothing is read afterwards. A session that was given a plan keeps it. Raises
+        `ColdpressError` if the session is closed, `DoesNotFitError` if the budget cannot hold what must stay in DRAM;
+        then nothing has changed.
         """
         with self.step:
             if self._closed:

@@ -132,7 +132,7 @@ def test_the_draft_model_counts_in_the_one_budget(artifacts):
     with Session(path) as session:
         assert session.store.dram_used_bytes == used_bytes(manifest, plan)
         assert session._draft_model is not None
-        assert session._draft_model._opened.store.dram_used_bytes == needed
+        assert session._draft_model._store.dram_used_bytes == needed
 
 
 def test_with_room_for_the_whole_model_nothing_is_drafted(artifacts):
