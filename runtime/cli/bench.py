@@ -1,7 +1,7 @@
 """Measures decoding speed and flash traffic of an artifact on this machine, per selector and cache policy.
 
 Each combination runs in a new session: the same prompt, several times, so that the first run finds a cold cache and the
-others a warm one. Reads nothing outside the artifact; returns one row per combination.
+others a warm one.
 """
 
 from collections.abc import Sequence

@@ -1,8 +1,7 @@
 """`coldpress generate`: runs a session as the flags say, and prints the text token by token, or one JSON object.
 
-Several prompts are continued at once (runtime/generate/batch.py), and printed in order when all have ended. Those of a
-file may be any number, in bounded memory: results are JSON lines in the order of the prompts, each printed as soon as
-its prompt and all earlier ones have ended, and figures go to standard error.
+Several prompts are continued at once (runtime/generate/batch.py), and printed in order when all have ended, those of a
+file as soon as they and all earlier ones have ended.
 """
 
 import heapq

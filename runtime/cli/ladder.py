@@ -1,10 +1,8 @@
 """Measures the gain of each mechanism on one artifact: each step decodes with one more setting.
 
 The steps follow LLM in a flash, Table 2, Ripple, Fig. 11, and ActiveFlow, Fig. 16, as far as one artifact can take
-them: all steps have the artifact's units and their order on flash. Each step adds one setting to the best of those
-before it. A step whose gain does not exceed its noise is shown and left out, unless later steps need it. All steps have
-the same DRAM budget. io_uring is a step where the kernel has it, and preloading is one where the units of a later
-layer can be guessed.
+them: all steps have the artifact's units, their order on flash, and the same DRAM budget. io_uring is a step where the
+kernel has it, and preloading is one where the units of a later layer can be guessed.
 """
 
 import math
