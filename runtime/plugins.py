@@ -12,7 +12,7 @@ import inspect
 import pkgutil
 from abc import ABC
 from collections.abc import Iterable, Mapping
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar, cast
 
 from pydantic import ValidationError
 
@@ -53,10 +53,7 @@ def load_class(package: str, kind: type[Kind], name: str) -> type[Kind]:
 
 def load(package: str, kind: type[Kind], name: str) -> Kind:
     """Returns the one shared object of a plug-in, an instance of `kind`. Raises as `load_class`."""
-    found = _shared(_class(package, name))
-    if not isinstance(found, kind):
-        raise ColdpressError(f"{package}.{name}: the class Plugin does not extend {kind.__name__}; let it extend that")
-    return found
+    return cast(Kind, _shared(load_class(package, kind, name)))
 
 
 @functools.cache
