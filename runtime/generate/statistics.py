@@ -116,38 +116,29 @@ class Timer:
 
     @contextmanager
     def prefill(self) -> Generator[None]:
-        start, before = time.perf_counter(), replace(self._counters)
-        yield
-        stop, after = time.perf_counter(), self._counters
-        self._prefill_s += stop - start
+        with self._step(flash_s="prefill_flash_s", reads="prefill_reads", read_bytes="prefill_read_bytes"):
+            yield
+        self._prefill_s += self.last.seconds
         if self._first_token_s is None:
-            self._first_token_s = stop - self._started_s
-        self.last = Token(
-            id=-1,
-            seconds=stop - start,
-            flash_s=after.prefill_flash_s - before.prefill_flash_s,
-            reads=after.prefill_reads - before.prefill_reads,
-            read_bytes=after.prefill_read_bytes - before.prefill_read_bytes,
-        )
+            self._first_token_s = time.perf_counter() - self._started_s
 
     @contextmanager
     def decode(self, num_tokens: int = 1) -> Generator[None]:
-        start, before = time.perf_counter(), replace(self._counters)
-        yield
-        seconds, after = time.perf_counter() - start, self._counters
-        self._decode_s += seconds
+        with self._step(flash_s="flash_s", reads="reads", read_bytes="read_bytes", hits="hits", misses="misses"):
+            yield
+        self._decode_s += self.last.seconds
         self._num_decoded += num_tokens
         self._num_passes += 1
-        self.last = Token(
-            id=-1,
-            seconds=seconds,
-            flash_s=after.flash_s - before.flash_s,
-            reads=after.reads - before.reads,
-            read_bytes=after.read_bytes - before.read_bytes,
-            hits=after.hits - before.hits,
-            misses=after.misses - before.misses,
-            pass_number=self._num_passes,
-        )
+        self.last = replace(self.last, pass_number=self._num_passes)
+
+    @contextmanager
+    def _step(self, **counted: str) -> Generator[None]:
+        """Remembers a step's seconds, and by how much counters grew: field of the token -> counter."""
+        start, before = time.perf_counter(), replace(self._counters)
+        yield
+        seconds = time.perf_counter() - start
+        grown = {field: getattr(self._counters, name) - getattr(before, name) for field, name in counted.items()}
+        self.last = Token(id=-1, seconds=seconds, **grown)
 
     def tokens(self, token_ids: Sequence[int], drafted: int = 0, *, leads: bool = True) -> Iterator[Token]:
         """Yields the new tokens of one sequence of the last step. If the step checked drafts of it, all tokens but the
