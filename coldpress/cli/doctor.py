@@ -77,48 +77,45 @@ def run(flags: Doctor) -> int:
 
 
 def findings(folder: Path) -> Iterator[Diagnosis]:
-    yield Diagnosis("python", "ok", ".".join(map(str, sys.version_info[:3])))
+    yield _judged("python", ".".join(map(str, sys.version_info[:3])))
     yield _processor()
     yield _memory()
     yield _disk(folder)
     yield _direct_reads(folder)
-    error = _native.ring_error()
-    yield (
-        Diagnosis(
-            "io_uring", "limited", f"the kernel refuses it: {os.strerror(error)}", "nothing: threads read instead"
-        )
-        if error
-        else Diagnosis("io_uring", "ok", "--flash io_uring works")
-    )
+    if error := _native.ring_error():
+        yield _judged("io_uring", f"the kernel refuses it: {os.strerror(error)}", "nothing: threads read instead")
+    else:
+        yield _judged("io_uring", "--flash io_uring works")
     yield _emulation(folder)
     yield from map(_extra, EXTRAS)
     yield _hub()
 
 
+def _judged(name: str, found: str, remedy: str = "") -> Diagnosis:
+    return Diagnosis(name, "limited" if remedy else "ok", found, remedy)
+
+
 def _processor() -> Diagnosis:
     best, cores = _native.cpu(), len(os.sched_getaffinity(0))
     found = f"{cores} cores; kernels for {best}, of {', '.join(_native.cpus())}"
-    if best in FASTEST:
-        return Diagnosis("processor", "ok", found)
-    return Diagnosis("processor", "limited", found, "nothing: the text is the same, decoding takes longer")
+    return _judged(
+        "processor", found, "" if best in FASTEST else "nothing: the text is the same, decoding takes longer"
+    )
 
 
 def _memory() -> Diagnosis:
     num_bytes = physical_bytes()
     found = f"{show_bytes(num_bytes)} for this process, control groups counted"
-    if num_bytes >= SMALL_BYTES:
-        return Diagnosis("memory", "ok", found)
-    return Diagnosis("memory", "limited", found, "give --dram-budget; build on a larger machine")
+    return _judged("memory", found, "" if num_bytes >= SMALL_BYTES else "give --dram-budget; build on a larger machine")
 
 
 def _disk(folder: Path) -> Diagnosis:
     free = shutil.disk_usage(folder).free
     found = f"{show_bytes(free)} free in {folder}"
     if not os.access(folder, os.W_OK):
-        return Diagnosis("disk", "limited", f"{found}, not writable", "build elsewhere: --build-dir FOLDER")
-    if free >= SMALL_BYTES:
-        return Diagnosis("disk", "ok", found)
-    return Diagnosis("disk", "limited", found, "free some room, or build elsewhere: --build-dir FOLDER")
+        return _judged("disk", f"{found}, not writable", "build elsewhere: --build-dir FOLDER")
+    remedy = "" if free >= SMALL_BYTES else "free some room, or build elsewhere: --build-dir FOLDER"
+    return _judged("disk", found, remedy)
 
 
 def _direct_reads(folder: Path) -> Diagnosis:
@@ -134,34 +131,32 @@ def _direct_reads(folder: Path) -> Diagnosis:
                 os.close(opened)
     except OSError as error:
         remedy = "put artifacts on another file system: here weights also fill the page cache, outside the budget"
-        return Diagnosis("O_DIRECT", "limited", f"{folder}: {error.strerror}", remedy)
-    return Diagnosis("O_DIRECT", "ok", f"{folder} can be read past the page cache")
+        return _judged("O_DIRECT", f"{folder}: {error.strerror}", remedy)
+    return _judged("O_DIRECT", f"{folder} can be read past the page cache")
 
 
 def _emulation(folder: Path) -> Diagnosis:
     try:
         disk = disk_of(folder.resolve())
     except ColdpressError as error:
-        return Diagnosis("emulation", "limited", str(error), "emulate with --place on a disk")
+        return _judged("emulation", str(error), "emulate with --place on a disk")
     reasons = {mechanism.__name__.rpartition(".")[2]: mechanism.why_not(disk) for mechanism in MECHANISMS}
     if works := [name for name, reason in reasons.items() if reason is None]:
-        return Diagnosis("emulation", "ok", f"devices' disks and memory can be emulated: {works[0]}")
+        return _judged("emulation", f"devices' disks and memory can be emulated: {works[0]}")
     found = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
-    return Diagnosis("emulation", "limited", found, "become root, or leave out --emulate")
+    return _judged("emulation", found, "become root, or leave out --emulate")
 
 
 def _extra(extra: str) -> Diagnosis:
     missing = [name for name in EXTRAS[extra] if importlib.util.find_spec(name) is None]
     if not missing:
-        return Diagnosis(extra, "ok", "installed")
-    return Diagnosis(
-        extra, "limited", f"not installed: {', '.join(missing)}", f"pip install '.[{extra}]' in a checkout"
-    )
+        return _judged(extra, "installed")
+    return _judged(extra, f"not installed: {', '.join(missing)}", f"pip install '.[{extra}]' in a checkout")
 
 
 def _hub() -> Diagnosis:
     if os.environ.get("HF_HUB_OFFLINE", "0").upper() in ("1", "ON", "YES", "TRUE"):
-        return Diagnosis("hub", "limited", "HF_HUB_OFFLINE is set", "unset it, or build from a local folder")
+        return _judged("hub", "HF_HUB_OFFLINE is set", "unset it, or build from a local folder")
     from urllib.error import HTTPError, URLError
     from urllib.request import Request, urlopen
 
@@ -170,13 +165,11 @@ def _hub() -> Diagnosis:
         with urlopen(Request(url, method="HEAD"), timeout=HUB_S):
             pass
     except HTTPError as error:
-        return Diagnosis("hub", "ok", f"{url} answers ({error.code})")
+        return _judged("hub", f"{url} answers ({error.code})")
     except (URLError, OSError, ValueError) as error:
         reason = getattr(error, "reason", error)
-        return Diagnosis(
-            "hub", "limited", f"{url} is out of reach: {reason}", "build from a local folder: coldpress build FOLDER"
-        )
-    return Diagnosis("hub", "ok", f"{url} answers")
+        return _judged("hub", f"{url} is out of reach: {reason}", "build from a local folder: coldpress build FOLDER")
+    return _judged("hub", f"{url} answers")
 
 
 COMMAND = command(Doctor, run, name="doctor", help=__doc__, examples=EXAMPLES)

@@ -9,7 +9,6 @@ from coldpress.schemas.errors import ColdpressError
 @dataclass(frozen=True)
 class Settings:
     artifact: str
-    """The artifact's folder."""
     host: str = "127.0.0.1"
     port: int = 8080
     """0 takes any free one."""
@@ -31,7 +30,6 @@ class Settings:
     max_body_bytes: int = 4 << 20
     keep_alive_s: float = 10.0
     """Seconds without a piece of text after which a stream gets a comment, so that nobody takes it for dead."""
-
     prefixes: str | None = None
     """A folder for the keys and values of prompts, so that prompts with the same beginning start sooner; None keeps
     nothing."""

@@ -68,7 +68,6 @@ RULES = Rules(
     max_metadata=1,
     json=strict_json.ARTIFACT,
 )
-"""Rules of an artifact's files."""
 
 
 @dataclass(frozen=True)

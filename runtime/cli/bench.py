@@ -26,7 +26,6 @@ class Row:
     selector: str
     cache: str
     batch: int
-    """Number of sequences decoded at once."""
     tokens_per_pass: float
     """Tokens of a sequence that a pass decodes: 1, and the drafts that were right."""
     tokens_per_s: float
