@@ -37,11 +37,11 @@ class Counts(Totals):
     failed: int = 0
 
 
+@dataclass
 class Places:
     """Places in the queue, held while a request's prompts are turned into tokens."""
 
-    def __init__(self, count: int) -> None:
-        self.count = count
+    count: int
 
 
 class Worker:

@@ -94,7 +94,7 @@ def _measure(flags: Bench) -> int:
     print(f"prompt of {len(prompt_ids)} tokens; {flags.runs} runs of {flags.tokens} decoded tokens{drawn}")
     for note in _notes(rows, flags, caps):
         print(note)
-    print(json.dumps({"runs": list(map(asdict, rows))} | _emulated_as_data(caps)))
+    print(json.dumps({"runs": list(map(asdict, rows))} | ({"emulated": asdict(caps)} if caps else {})))
     return 0
 
 
@@ -158,12 +158,8 @@ def _climb(flags: Bench, prompt_ids: list[int], caps: Caps | None) -> int:
 
     found = ladder.run(*ladder.steps(manifest, plan), measure, ladder.ROUNDS)
     print(ladder.render(found))
-    print(json.dumps({"ladder": list(map(asdict, found))} | _emulated_as_data(caps)))
+    print(json.dumps({"ladder": list(map(asdict, found))} | ({"emulated": asdict(caps)} if caps else {})))
     return 0
-
-
-def _emulated_as_data(caps: Caps | None) -> dict[str, object]:
-    return {"emulated": asdict(caps)} if caps else {}
 
 
 def _emulate(flags: Emulate) -> int:
