@@ -12,11 +12,10 @@ from coldpress.schemas.families import PLUGIN_NAME, FamilyName, FormatName, Meth
 
 SECTION_ALIGN_BYTES = 65536
 CacheName = Annotated[str, Field(pattern=PLUGIN_NAME)]
-"""The name of a file of runtime/cache; a name that a runtime does not have is not an error (FORMAT.md, section 7)."""
 DraftName = Annotated[str, Field(pattern=PLUGIN_NAME)]
-"""The name of a file of runtime/drafts; a name that a runtime does not have is not an error (FORMAT.md, section 7)."""
 RoutingName = Annotated[str, Field(pattern=PLUGIN_NAME)]
-"""The name of a file of runtime/routing; a name that a runtime does not have is not an error (FORMAT.md, section 7)."""
+"""Names of files of runtime/cache, runtime/drafts and runtime/routing; one that a runtime does not have is not an error
+(FORMAT.md, section 7)."""
 
 Collapse = Literal["static", "adaptive"]
 Preload = Literal["on", "off"]
