@@ -16,12 +16,12 @@ when none waits; it is asked again before the next pass.
 import heapq
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, suppress
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from functools import partial
 
 import numpy as np
 
-from coldpress.runtime.decoder.decoder import PREFILL_CHUNK_TOKENS, Decoder, packed
+from coldpress.runtime.decoder.decoder import PREFILL_CHUNK_TOKENS, packed
 from coldpress.runtime.drafts import DRAFT_TOKENS, Drafting
 from coldpress.runtime.drafts.off import nothing
 from coldpress.runtime.generate.admission import Admission, AtOnce
@@ -232,31 +232,26 @@ class _Sequence:
     """The prefill's: `resize` may change the plan before the sequence ends."""
 
 
+@dataclass
 class _Run:
-    def __init__(
-        self,
-        session: Session,
-        prompts: Iterable[Prompt | None],
-        max_new_tokens: int,
-        room: BatchRoom,
-        stop_ids: frozenset[int],
-        on_token: OnToken | None,
-        admission: Admission | AtOnce,
-        prefixes: Prefixes | None,
-        draft: Drafting,
-        most_drafts: int,
-    ) -> None:
-        """`most_drafts` are those in a pass of a sequence that runs alone."""
+    session: Session
+    prompts: InitVar[Iterable[Prompt | None]]
+    max_new_tokens: int
+    room: BatchRoom
+    stop_ids: frozenset[int]
+    on_token: OnToken | None
+    admission: Admission | AtOnce
+    prefixes: Prefixes | None
+    draft: Drafting
+    most_drafts: int
+    """Drafts in a pass of a sequence that runs alone."""
+
+    def __post_init__(self, prompts: Iterable[Prompt | None]) -> None:
         self.active: dict[int, _Sequence] = {}
         self._ended: dict[int, _Sequence] = {}
         self._num_given = 0
-        self._max_new_tokens, self._stop_ids = max_new_tokens, stop_ids
         self._waiting = self._prepared(prompts)
         self._next = next(self._waiting, None)
-        self._decoder: Decoder = session.decoder
-        self._step, self._room, self._on_token = session.step, room, on_token
-        self._admission, self._prefixes = admission, prefixes
-        self._drafting, self._most_drafts = partial(session.drafting, draft), most_drafts
 
     def close(self) -> None:
         for sequence in self.active.values():
@@ -268,7 +263,7 @@ class _Run:
             if prompt is None:
                 yield None
                 continue
-            ids, most = token_array(prompt.ids), prompt.max_new_tokens or self._max_new_tokens
+            ids, most = token_array(prompt.ids), prompt.max_new_tokens or self.max_new_tokens
             yield _Sequence(number, ids, Chooser(prompt.sampling, ids.tolist()), most, prompt, ids.tolist())
             number += 1
 
@@ -278,27 +273,27 @@ class _Run:
         It holds the session's `step` only while it calls the decoder: taking the next prompt from the caller's iterator
         may block, or call `session.resize`, which takes `step`.
         """
-        free, begun = [place for place in range(self._room.sequences) if place not in self.active], list[int]()
+        free, begun = [place for place in range(self.room.sequences) if place not in self.active], list[int]()
         if free and self._next is None:
             self._next = next(self._waiting, None)  # there may be one by now
         if self._next is None or not free:
             return begun
-        if self.active and not self._admission.pays(len(free) * len(self._next.prompt)):
+        if self.active and not self.admission.pays(len(free) * len(self._next.prompt)):
             return begun
         if not self.active:
-            with self._step:
-                self._decoder.begin_batch([0] * self._room.sequences)
+            with self.session.step:
+                self.session.decoder.begin_batch([0] * self.room.sequences)
         used = sum(self._num_tokens(sequence) for sequence in self.active.values())
         for place in free:
             if self._next is None:
                 break
             used += self._num_tokens(self._next)
-            if self.active and used > self._room.num_tokens:
+            if self.active and used > self.room.num_tokens:
                 break
-            with self._step:
-                self._decoder.renew(place, self._num_tokens(self._next))
+            with self.session.step:
+                self.session.decoder.renew(place, self._num_tokens(self._next))
                 with suppress(DoesNotFitError):  # it runs without drafts
-                    drafting = self._drafting(self._num_tokens(self._next))
+                    drafting = self.session.drafting(self.draft, self._num_tokens(self._next))
                     self._next.drafts = Drafts(self._next.ended.enter_context(drafting))
             self.active[place], self._next = self._next, next(self._waiting, None)
             begun.append(place)
@@ -321,7 +316,7 @@ class _Run:
             asked = self.active[places[number]].asked.is_left
             return asked is not None and asked()
 
-        logits = self._decoder.prefill_each(prompts, places, watched, is_left)
+        logits = self.session.decoder.prefill_each(prompts, places, watched, is_left)
         chosen = [self._choose(self.active[place], row) for place, row in zip(places, logits, strict=True)]
         return [
             _Found(*each) for each in zip(places, [Pass((one,), 0) for one in chosen], logits[:, None], strict=True)
@@ -330,15 +325,15 @@ class _Run:
     def _restore(self, place: int) -> None:
         """Finds the beginning of a prompt; a prompt that is scored needs the logits of all its tokens."""
         sequence = self.active[place]
-        sequence.arithmetic = self._decoder.arithmetic
-        if self._prefixes and not sequence.asked.scores_prompt:
-            cache = self._decoder.kv_cache(place)
-            sequence.restored = self._prefixes.restore(cache, sequence.prompt, sequence.arithmetic)
+        sequence.arithmetic = self.session.decoder.arithmetic
+        if self.prefixes and not sequence.asked.scores_prompt:
+            cache = self.session.decoder.kv_cache(place)
+            sequence.restored = self.prefixes.restore(cache, sequence.prompt, sequence.arithmetic)
 
     def step(self) -> list[_Found]:
-        most = (1 + self._most_drafts) // len(self.active) - 1
+        most = (1 + self.most_drafts) // len(self.active) - 1
         turns = [self._turn(place, sequence, most) for place, sequence in self.active.items()]
-        found = zip(turns, decode(self._decoder, turns), strict=True)
+        found = zip(turns, decode(self.session.decoder, turns), strict=True)
         return [_Found(turn.sequence, *each) for turn, each in found]
 
     def _turn(self, place: int, sequence: _Sequence, most: int) -> Turn:
@@ -372,8 +367,8 @@ class _Run:
             asked.on_logits(len(sequence.ids) - 1, row[None])
         sequence.tokens.append(token)
         sequence.ids.append(token.id)
-        told = self._on_token(sequence.number, token) if self._on_token else None
-        has_ended = bool(told) or token.id in self._stop_ids or len(sequence.tokens) == sequence.max_new_tokens
+        told = self.on_token(sequence.number, token) if self.on_token else None
+        has_ended = bool(told) or token.id in self.stop_ids or len(sequence.tokens) == sequence.max_new_tokens
         if has_ended:
             self._end(place)
         return has_ended
@@ -382,19 +377,19 @@ class _Run:
         sequence = self.active.pop(place)
         self._ended[sequence.number] = sequence
         sequence.ended.close()
-        cache = self._decoder.kv_cache(place)
+        cache = self.session.decoder.kv_cache(place)
         is_whole = cache.length >= len(sequence.prompt) and not sequence.has_failed  # the prefill, if left
-        if self._prefixes and is_whole:
+        if self.prefixes and is_whole:
             # only now: nobody waits for a token of this sequence
-            self._prefixes.save(cache, sequence.prompt, sequence.arithmetic)
-        self._decoder.end(place)
+            self.prefixes.save(cache, sequence.prompt, sequence.arithmetic)
+        self.session.decoder.end(place)
 
     def _note(self, places: Sequence[int], cost: Token) -> None:
         """Notes the seconds of the step that gave each sequence at `places` tokens."""
         if cost.pass_number:
-            return self._admission.decoded(len(places), cost.seconds, idle=len(places) < self._room.sequences)
+            return self.admission.decoded(len(places), cost.seconds, idle=len(places) < self.room.sequences)
         lengths = [len(self.active[place].prompt) - self.active[place].restored for place in places]
-        self._admission.prefilled(sum(1 for _ in packed(lengths)), cost.seconds)
+        self.admission.prefilled(sum(1 for _ in packed(lengths)), cost.seconds)
 
     def ended(self) -> Iterator[tuple[Token, ...]]:
         """Yields the tokens of the next prompts in order, up to the first prompt that has not ended."""
