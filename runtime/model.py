@@ -7,7 +7,7 @@ Prompts are texts or token ids. All of it goes through one session (runtime/gene
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import closing
+from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -75,7 +75,7 @@ class Stats:
     """Most tokens of a prompt and its continuation together."""
 
 
-class Model:
+class Model(AbstractContextManager["Model"]):
     """A loaded artifact; a context manager, which closes it. One call at a time."""
 
     def __init__(self, path: str | Path, dram: str | int | None = None, *, identity: str | None = None) -> None:
@@ -95,9 +95,6 @@ class Model:
         self._codec = TextCodec.of(self._session.artifact, engine)
         self._template: ChatTemplate | None = None
         self._totals = Totals()
-
-    def __enter__(self) -> "Model":
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

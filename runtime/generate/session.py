@@ -53,7 +53,7 @@ class Generation:
         return tuple(token.id for token in self.tokens)
 
 
-class Session:
+class Session(AbstractContextManager["Session"]):
     """An artifact ready to run; a context manager, which closes it.
 
     It holds one sequence at a time, and units stay cached from one call to the next. It refuses a call while another
@@ -149,9 +149,6 @@ class Session:
     def plan(self) -> Plan:
         """Returns the plan that the session runs with; after `resize`, the new one."""
         return self.store.plan
-
-    def __enter__(self) -> "Session":
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
