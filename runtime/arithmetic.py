@@ -71,10 +71,6 @@ def _polynomial(coefficients: tuple[float, ...], x: np.ndarray) -> np.ndarray:
     return total
 
 
-def _gelu(x: np.ndarray) -> np.ndarray:
-    return np.float32(0.5) * x * (1 + erf(x * np.float32(0.5**0.5)))
-
-
 def _gelu_tanh(x: np.ndarray) -> np.ndarray:
     inner = np.float32((2 / np.pi) ** 0.5) * (x + np.float32(0.044715) * x * x * x)
     return np.float32(0.5) * x * (1 + np.tanh(inner))
@@ -96,7 +92,7 @@ def activation(name: Activation, threshold: float = 0.0) -> Callable[[np.ndarray
         "drelu": _relu,
         "fatrelu": lambda x: np.where(x >= np.float32(threshold), x, np.float32(0)),
         "silu": _silu,
-        "gelu": _gelu,
+        "gelu": lambda x: np.float32(0.5) * x * (1 + erf(x * np.float32(0.5**0.5))),
         "gelu_tanh": _gelu_tanh,
         "swiglu_oai": lambda x: _clamped_swish(np.minimum(x, np.float32(threshold))),
     }
