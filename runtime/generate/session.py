@@ -28,7 +28,7 @@ from coldpress.runtime.generate.speculation import Drafts, Pass, Turn, decode
 from coldpress.runtime.generate.statistics import Timer, Token
 from coldpress.runtime.generate.token_ids import token_array
 from coldpress.runtime.kernels import FEW_TOKENS
-from coldpress.runtime.kernels.activations import DEFAULT_ACTIVATIONS, activation_format
+from coldpress.runtime.kernels.activations import DEFAULT_ACTIVATIONS, ActivationFormat, activation_format
 from coldpress.runtime.simulate import on_device
 from coldpress.runtime.store.clock import Clock
 from coldpress.runtime.store.facts import Observer
@@ -117,7 +117,8 @@ class Session(AbstractContextManager["Session"]):
         clock = Clock(self.artifact.manifest, plan) if modelled or flash == SIMULATED else None  # it takes a run time
         watching = filter(None, [recorder, *observers, clock])
         self.store = Store(self.artifact, plan, make_flash(self.artifact, plan, flash), *watching)
-        self._flash, self._activations = flash, activation_format(activations)
+        self._flash = flash
+        self._activations: ActivationFormat = activation_format(activations)
         self.decoder = Decoder(self.artifact, self.store, Selection(self.artifact, plan), self._activations)
         planned, _ = draft_of(self.plan, self.artifact.manifest)
         self._draft_model = self._opened_draft_model() if planned.NEEDS_MODEL else None

@@ -11,7 +11,7 @@ from coldpress.schemas.errors import ColdpressError, clipped
 def token_array(prompt_ids: Sequence[int]) -> np.ndarray:
     """Converts a prompt's ids, Python's or numpy's integers, to int64 [n]. Raises `ColdpressError` if an id is not a
     whole number, or does not fit into 64 bits."""
-    for place, given in enumerate(prompt_ids):
+    for place, given in enumerate[object](prompt_ids):  # what callers give may be anything
         if isinstance(given, bool) or not isinstance(given, int | np.integer):
             raise ColdpressError(
                 f"token id {short(given)} at place {place} of a prompt is of type {type(given).__name__}, expected a "
