@@ -67,21 +67,15 @@ def _file_digest(path: Path) -> str:
 
 
 def checked_path(source: ArrayFile) -> Path:
-    """Returns the path of an array file after checking its content against its record.
-
-    Raises:
-        ColdpressError: if the file is missing or has changed since its stage ended.
-    """
+    """Returns the path of an array file after checking its content against its record. Raises ColdpressError if the
+    file is missing or has changed since its stage ended."""
     path = Path(source.array_file)
     return checked_file(path, source.sha256, f"{path.parent}.json")
 
 
 def checked_file(path: Path, sha256: str, record: str) -> Path:
-    """Returns the path of a finished stage's file after checking its content against `sha256` from `record`.
-
-    Raises:
-        ColdpressError: if the file is missing or has changed since.
-    """
+    """Returns the path of a finished stage's file after checking its content against `sha256` from `record`. Raises
+    ColdpressError if the file is missing or has changed since."""
     remedy = f"{deletion(Path(record))}, then build again"
     try:
         found = _file_digest(path)
@@ -206,11 +200,8 @@ def _rename_folder(work: Path, final: Path) -> None:
 
 
 def load_record(path: Path, kind: type[R]) -> R:
-    """Reads a record; its paths become absolute.
-
-    Raises:
-        ColdpressError: if the file is missing, has changed since it was written, or is not a `kind`.
-    """
+    """Reads a record; its paths become absolute. Raises ColdpressError if the file is missing, has changed since it was
+    written, or is not a `kind`."""
     folder = path.parent.resolve()
     try:
         opened = unseal(path.read_bytes())
@@ -268,11 +259,8 @@ def array_file(path: Path) -> ArrayFile:
 
 
 def load_arrays(source: ArrayFile, *names: str) -> dict[str, np.ndarray]:
-    """Loads the named arrays of a file, or all of them.
-
-    Raises:
-        ColdpressError: if the file is missing or damaged, or lacks an array.
-    """
+    """Loads the named arrays of a file, or all of them. Raises ColdpressError if the file is missing or damaged, or
+    lacks an array."""
     path = checked_path(source)
     try:
         if path.name.endswith(PACKED):

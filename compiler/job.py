@@ -76,11 +76,8 @@ class Job:
 
 
 def run_job(job: Job) -> Record:
-    """Runs a stage and saves its record.
-
-    Raises:
-        ColdpressError: if a setting or a record does not fit, or the stage refuses its input.
-    """
+    """Runs a stage and saves its record. Raises ColdpressError if a setting or a record does not fit, or the stage
+    refuses its input."""
     parameters = parameters_of(job.stage)
     config = _validated(parameters["config"], job.settings)
     inputs: dict[str, typing.Any] = {"config": config, "layers": job.layers, "threads": job.threads}

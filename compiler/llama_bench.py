@@ -26,11 +26,8 @@ class _Test(BaseModel):
 
 
 def llama_cpp_runs(path: Path) -> tuple[LlamaCppRun, ...]:
-    """Returns the runs that generate tokens without a prompt, in the file's order.
-
-    Raises:
-        ColdpressError: if the file cannot be read, is not of llama-bench, or has no such run; the text is one sentence.
-    """
+    """Returns the runs that generate tokens without a prompt, in the file's order. Raises ColdpressError if the file
+    cannot be read, is not of llama-bench, or has no such run; the text is one sentence."""
     try:
         if path.stat().st_size > MAX_BYTES:
             raise ColdpressError(f"{path}: larger than {MAX_BYTES} bytes, which llama-bench does not write; {REMEDY}")

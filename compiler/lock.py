@@ -29,11 +29,8 @@ TELLING_S = 1.0
 
 @contextmanager
 def build_locks(folders: Sequence[Path]) -> Iterator[None]:
-    """Holds the build lock of each folder within the block.
-
-    Raises:
-        ColdpressError: if another process holds it, or a job of an earlier build still runs.
-    """
+    """Holds the build lock of each folder within the block. Raises ColdpressError if another process holds it, or a job
+    of an earlier build still runs."""
     sign = _signature("build")
     with ExitStack() as held:
         for folder in folders:
@@ -62,11 +59,8 @@ def _build_lock(folder: Path, sign: str) -> Iterator[None]:
 
 @contextmanager
 def job_lock(folder: Path, stage: str) -> Iterator[None]:
-    """Shares the job lock of the build in `folder` within the block.
-
-    Raises:
-        ColdpressError: if the job's build was ended and another one has begun since.
-    """
+    """Shares the job lock of the build in `folder` within the block. Raises ColdpressError if the job's build was ended
+    and another one has begun since."""
     with _opened(folder / JOBS_FILE) as jobs:
         is_free = _locked(jobs, fcntl.LOCK_SH)
         with _opened(folder / LOCK_FILE) as build:  # read under the lock: a build writes it while it holds both

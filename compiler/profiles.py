@@ -23,22 +23,14 @@ def model_names() -> list[str]:
 
 def device_file(name_or_path: str, build_dir: Path) -> Path:
     """Finds a device's profile; `host` is `<build_dir>/host.yaml` where it exists (compiler/device/command.py writes
-    it).
-
-    Raises:
-        UnknownNameError: if the argument is neither a path nor a known name.
-    """
+    it). Raises UnknownNameError if the argument is neither a path nor a known name."""
     if name_or_path == "host" and (build_dir / MEASURED_HOST).is_file():
         return build_dir / MEASURED_HOST
     return device_path(name_or_path)
 
 
 def load_model(name: str) -> ModelProfile:
-    """Reads a model profile by name.
-
-    Raises:
-        ColdpressError: if there is no such profile or it is not a valid one.
-    """
+    """Reads a model profile by name. Raises ColdpressError if there is no such profile or it is not a valid one."""
     known = model_names()
     if name not in known:
         raise UnknownNameError("model", name, known)

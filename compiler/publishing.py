@@ -30,12 +30,8 @@ EXCHANGE_UNSUPPORTED = (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP)
 
 @contextmanager
 def publishing(target: Path) -> Iterator[Path]:
-    """Yields an empty folder; replaces `target` by it when the block ends, deletes it when the block fails.
-
-    Raises:
-        ColdpressError: if `target` exists and is not an artifact.
-        OSError: from the file system, such as ENOSPC.
-    """
+    """Yields an empty folder; replaces `target` by it when the block ends, deletes it when the block fails. Raises
+    ColdpressError if `target` exists and is not an artifact, OSError from the file system, such as ENOSPC."""
     _refuse_foreign(target)
     make_folder(target.parent)
     remove_leftovers(target)
@@ -51,11 +47,8 @@ def publishing(target: Path) -> Iterator[Path]:
 
 
 def move(folder: Path, target: Path) -> None:
-    """Renames `folder` to `target` in one step; deletes an earlier artifact at `target`.
-
-    Raises:
-        ColdpressError: if `target` exists and is not an artifact.
-    """
+    """Renames `folder` to `target` in one step; deletes an earlier artifact at `target`. Raises ColdpressError if
+    `target` exists and is not an artifact."""
     _refuse_foreign(target)
     remove_leftovers(target)
     make_folder(target.parent)
@@ -90,11 +83,8 @@ def point(beside: Path, folder: Path) -> None:
 
 
 def standing(package: Package, *others: Path) -> Path:
-    """Returns the artifact's place: where it was written, where the link beside that leads, or one of `others`.
-
-    Raises:
-        ColdpressError: if it is in none of them.
-    """
+    """Returns the artifact's place: where it was written, where the link beside that leads, or one of `others`. Raises
+    ColdpressError if it is in none of them."""
     written = Path(package.folder)
     linked = Path(os.path.realpath(written.parent / MANIFEST_FILE)).parent
     places = [place for place in dict.fromkeys((written, linked, *others)) if identity(place)]

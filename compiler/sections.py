@@ -42,11 +42,8 @@ from coldpress.schemas.model import ModelSpec, role_shape, rows_on_flash
 def make_sections(
     spec: ModelSpec, families: Sequence[FamilyName], formats: Formats, layers_per_group: int = 1
 ) -> tuple[Section, ...]:
-    """Returns one section per layer group and family, in that order, each at the next multiple of 64 KiB.
-
-    Raises:
-        ColdpressError: if the layers of a group have several formats, or groups would have layers without units.
-    """
+    """Returns one section per layer group and family, in that order, each at the next multiple of 64 KiB. Raises
+    ColdpressError if the layers of a group have several formats, or groups would have layers without units."""
     if layers_per_group > 1 and spec.dense_layers:
         raise ColdpressError(
             f"layers_per_group={layers_per_group} was asked for, and layers {', '.join(map(str, spec.dense_layers))} "
@@ -151,11 +148,7 @@ class Whole(NamedTuple):
 
     def budgets(self, asked: int | str) -> dict[int, int | str]:
         """Returns the asked DRAM budgets by their bytes, the largest first; a percentage stays text, since it has other
-        bytes in other formats.
-
-        Raises:
-            ColdpressError: if two of them are equal.
-        """
+        bytes in other formats. Raises ColdpressError if two of them are equal."""
         each = [(budget_bytes(one, *self._sizes), one) for one in budgets_in(asked)]
         found = sorted(each, key=lambda pair: pair[0], reverse=True)
         for (one, _), (following, _) in pairwise(found):

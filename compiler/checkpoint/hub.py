@@ -129,11 +129,8 @@ def cache_folder(hub_id: str, kind: Kind = "model") -> Path:
 
 def snapshot(hub_id: str, revision: str | None, offline: bool, patterns: Sequence[str] | None = None) -> Path:
     """Returns the folder in the local cache with the model's files that match `patterns`, by default all that are read;
-    downloads missing ones.
-
-    Raises:
-        CheckpointError: if the revision is not pinned, the model is gated or unknown, or it cannot be reached.
-    """
+    downloads missing ones. Raises CheckpointError if the revision is not pinned, the model is gated or unknown, or it
+    cannot be reached."""
     from huggingface_hub import constants
 
     offline = offline or constants.HF_HUB_OFFLINE
@@ -162,11 +159,8 @@ def _snapshot(hub_id: str, revision: str | None, patterns: Sequence[str] | None,
 @functools.cache
 def commit_of(hub_id: str, revision: str, kind: Kind = "model") -> str:
     """Returns the commit of a branch or tag of the hub, asked once by a process; without an answer, the one that the
-    local cache has.
-
-    Raises:
-        CheckpointError: if there is no such branch, the repository is gated or unknown, or it cannot be reached.
-    """
+    local cache has. Raises CheckpointError if there is no such branch, the repository is gated or unknown, or it cannot
+    be reached."""
     from huggingface_hub import constants
 
     with _one_sentence(hub_id, revision, constants.HF_HUB_OFFLINE, kind):

@@ -42,12 +42,9 @@ class SourceTokenizer:
     """The tokenizer of a checkpoint; it encodes texts in a process with limits."""
 
     def __init__(self, folder: Path, vocab_size: int) -> None:
-        """Reads the tokenizer.
-
-        Raises:
-            CheckpointError: if the file is missing, not strict JSON, no tokenizer, exceeds its limits on a short text,
-                or has ordinary tokens without a row in the embeddings; added ones may lack it, as `encode` says.
-        """
+        """Reads the tokenizer. Raises CheckpointError if the file is missing, not strict JSON, no tokenizer, exceeds
+        its limits on a short text, or has ordinary tokens without a row in the embeddings; added ones may lack it, as
+        `encode` says."""
         from tokenizers import Tokenizer
 
         path = folder / TOKENIZER
@@ -73,12 +70,9 @@ class SourceTokenizer:
             )
 
     def encode(self, text: str, special: bool = False) -> list[int]:
-        """Returns the ids of a text; with `special` also those that the post-processor adds.
-
-        Raises:
-            CheckpointError: if the tokenizer fails on the text, as a checkpoint's patterns can, or exceeds its limits;
-                if a token of the text has no row in the embeddings.
-        """
+        """Returns the ids of a text; with `special` also those that the post-processor adds. Raises CheckpointError if
+        the tokenizer fails on the text, as a checkpoint's patterns can, or exceeds its limits; if a token of the text
+        has no row in the embeddings."""
         ids = self._encoded(text, special)
         if max(ids, default=0) >= self._vocab_size:
             raise CheckpointError(

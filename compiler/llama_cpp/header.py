@@ -95,12 +95,8 @@ class Bytes:
 
 
 def read_header(file: BinaryIO, name: str, remedy: str = "download or convert it again") -> Header:
-    """Reads the header of an open GGUF file.
-
-    Raises:
-        ColdpressError: naming the file, what was found and what was expected.
-        OSError: if the system refuses a read.
-    """
+    """Reads the header of an open GGUF file. Raises ColdpressError naming the file, what was found and what was
+    expected, OSError if the system refuses a read."""
     source = Bytes(file, name, remedy)
     if source.take(min(4, source.size_bytes)) != MAGIC:
         raise source.refused("it does not begin with GGUF")

@@ -57,12 +57,8 @@ class Rounding:
         return self.algorithm.name()
 
     def codes(self, model: Model, role: str, axis: Axis, format_name: FormatName) -> np.ndarray:
-        """Returns the codes of a layer's matrix, uint8 [n, nbytes(length)], a row for each slice along `axis`.
-        Memory holds the matrix and its Gram matrix.
-
-        Raises:
-            CheckpointError: if a value is beyond the format's range.
-        """
+        """Returns the codes of a layer's matrix, uint8 [n, nbytes(length)], a row for each slice along `axis`. Memory
+        holds the matrix and its Gram matrix. Raises CheckpointError if a value is beyond the format's range."""
         with on_one_core(self.algorithm):
             return choose_codes(self.algorithm, self.weights(model, role, axis), role, format_name)
 
@@ -139,11 +135,8 @@ def _prices(importance: np.ndarray | None) -> np.ndarray | None:
 
 def choose_codes(algorithm: Algorithm, weights: Weights, role: str, format_name: FormatName) -> np.ndarray:
     """Returns the codes of a matrix's slices, uint8 [n, nbytes(length)]: the source's own where it has them, so that
-    nothing is rounded twice.
-
-    Raises:
-        CheckpointError: if a value is beyond the format's range; the text names the matrix.
-    """
+    nothing is rounded twice. Raises CheckpointError if a value is beyond the format's range; the text names the
+    matrix."""
     try:
         kept = weights.codes(format_name)
         return algorithm.quantize(weights, format_name) if kept is None else kept

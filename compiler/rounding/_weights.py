@@ -97,8 +97,5 @@ class Algorithm(PluginBase):
 
     @abstractmethod
     def quantize(self, weights: Weights, format_name: FormatName) -> np.ndarray:
-        """Returns the codes of all slices, uint8 [n, nbytes(length)].
-
-        Raises:
-            ColdpressError: if a value or a scale is beyond the format's range.
-        """
+        """Returns the codes of all slices, uint8 [n, nbytes(length)]. Raises ColdpressError if a value or a scale is
+        beyond the format's range."""

@@ -36,11 +36,8 @@ class Plugin(Algorithm):
     NEEDS_GRAM = True
 
     def quantize(self, weights: Weights, format_name: FormatName) -> np.ndarray:
-        """See `Algorithm`.
-
-        Raises:
-            ColdpressError: if a value or a scale is beyond float16, or the Gram matrix does not fit the inputs.
-        """
+        """See `Algorithm`. Raises ColdpressError if a value or a scale is beyond float16, or the Gram matrix does not
+        fit the inputs."""
         if weights.gram is None:
             return rtn.Plugin().quantize(weights, format_name)
         codec = load("coldpress.runtime.quantization", Format, format_name)
@@ -59,10 +56,7 @@ def error_factor(gram: np.ndarray) -> np.ndarray:
     """Returns the upper triangular U with Uᵀ U = (H + damping)⁻¹, float32 [n, n].
 
     With A upper triangular and H = A Aᵀ (Cholesky's factorization in reverse order of inputs), U is A⁻¹. An input that
-    never occurred affects no other.
-
-    Raises:
-        ColdpressError: if H is not positive definite with any damping.
+    never occurred affects no other. Raises ColdpressError if H is not positive definite with any damping.
     """
     diagonal = np.diag(gram)
     mean = float(diagonal.mean(dtype=np.float64))

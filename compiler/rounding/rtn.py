@@ -19,11 +19,7 @@ GROUP = 32
 
 class Plugin(Algorithm):
     def quantize(self, weights: Weights, format_name: FormatName) -> np.ndarray:
-        """See `Algorithm`.
-
-        Raises:
-            ColdpressError: if a value or a scale is beyond float16.
-        """
+        """See `Algorithm`. Raises ColdpressError if a value or a scale is beyond float16."""
         codec = load("coldpress.runtime.quantization", Format, format_name)
         prices = weights.importance
         if prices is not None and weights.axis == "column":  # ranges are searched by equal prices anyhow

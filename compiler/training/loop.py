@@ -166,11 +166,7 @@ def learned(
     course: Course, lesson: Lesson, source: Source, corpus: Corpus, work: Workspace
 ) -> tuple[Model, Distillation]:
     """Trains the lesson's student and writes `source` with the trained weights; returns the model and the training
-    curve.
-
-    Raises:
-        ColdpressError: if the loss is not finite.
-    """
+    curve. Raises ColdpressError if the loss is not finite."""
     training = load_arrays(corpus.split("calibration").arrays, "tokens")["tokens"]
     validation = load_arrays(corpus.split("validation").arrays, "tokens")["tokens"][: course.shared.validation_blocks]
     states = States(work)

@@ -132,11 +132,7 @@ class Size:
 
 def check_one_mlp(spec: ModelSpec, asked: str, without: str) -> None:
     """Refuses to train a mixture of experts: training would have to keep the router from sending all tokens to a few
-    experts.
-
-    Raises:
-        ColdpressError: naming the setting that asked for it, and the one that builds without it.
-    """
+    experts. Raises ColdpressError naming the setting that asked for it, and the one that builds without it."""
     if spec.is_mixture:
         raise ColdpressError(
             f"{asked} was asked for, and this model is a mixture of {spec.num_experts} experts, which is not trained "
@@ -145,11 +141,8 @@ def check_one_mlp(spec: ModelSpec, asked: str, without: str) -> None:
 
 
 def check_memory(course: Course, needed: int, size: Size, device: str, others: str = "") -> None:
-    """Refuses training that does not fit into memory; `others` are further remedies, with a comma after each.
-
-    Raises:
-        DoesNotFitError: with both figures.
-    """
+    """Refuses training that does not fit into memory; `others` are further remedies, with a comma after each. Raises
+    DoesNotFitError with both figures."""
     free, how = _free_bytes(device), f"{course.key}={course.recipe}"
     LOG.info("%s: %s needs %s of memory, %s are free", course.stage, how, show_bytes(needed), show_bytes(free))
     if needed > free:

@@ -98,11 +98,7 @@ def threads_here(workflow: Any) -> int | None:
 def work_in(workflow: Any, builds: Sequence[BuildConfig]) -> None:
     """Makes the one folder of all builds the working directory, in spite of --directory; holds the locks of their
     models during the whole run of Snakemake, and limits jobs that run here at the same time to the memory of this
-    machine.
-
-    Raises:
-        ColdpressError: if a folder cannot be made, or nothing is known of the results in it.
-    """
+    machine. Raises ColdpressError if a folder cannot be made, or nothing is known of the results in it."""
     folder = builds[0].workdir
     try:
         for build in builds:

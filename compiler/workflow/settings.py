@@ -438,11 +438,7 @@ def _method(requested: str, model: ModelReference) -> str:
 def _left_open(values: Mapping[str, Any], named: Collection[str], model: ModelReference) -> dict[str, str]:
     """Returns the formats of weights, and of keys and values, and the routing of a mixture: `auto` where nobody names
     one, for the search of an open method, and for the formats that a dense run keeps of a GGUF file; and `auto` drafts
-    where there is a draft model.
-
-    Raises:
-        ColdpressError: if one is `auto` otherwise.
-    """
+    where there is a draft model. Raises ColdpressError if one is `auto` otherwise."""
     has_draft_model = values["draft_model"] is not None and values["draft"] is None
     found: dict[str, str] = {"draft": AUTO} if has_draft_model else {}
     method = values["method"]
