@@ -14,7 +14,7 @@ import numpy as np
 from coldpress.compiler.checkpoint.headers import read_header
 from coldpress.compiler.io import replacing
 from coldpress.runtime import _native
-from coldpress.runtime.artifact.tensor_files import CODES, NUMPY_NAMES, TensorEntry, make_header
+from coldpress.runtime.artifact.tensor_files import CODES, TensorEntry, make_header
 from coldpress.schemas.errors import ColdpressError
 
 REMEDY = "delete the file, then build again"
@@ -61,14 +61,14 @@ def row_checksums(rows: np.ndarray) -> np.ndarray:
 
 class RowReader:
     def __init__(self, path: Path) -> None:
-        self._entries = read_header(path)
+        self.entries = read_header(path)
         self._path = path
         self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
     def read(self, name: str, start: int, into: np.ndarray) -> np.ndarray:
         """Fills contiguous `into` [n, …], of the array's dtype, with the rows from `start` on; returns it. Raises
         ColdpressError if the file ends before that."""
-        entry = self._entries[name]
+        entry = self.entries[name]
         place = entry.start_bytes + start * _row_bytes(entry)
         data = into.reshape(-1).view(np.uint8).data
         while data:
@@ -81,23 +81,14 @@ class RowReader:
     def read_checked(self, name: str, checksums: str, start: int, into: np.ndarray) -> np.ndarray:
         """Reads as `read` does, and checks each row against its `row_checksums` in the array named `checksums`; raises
         ColdpressError if the file is damaged or ends early."""
-        if not {name, checksums} <= self._entries.keys():
-            raise ColdpressError(f"{self._path}: damaged, found the arrays {list(self._entries)}; {REMEDY}")
+        if not {name, checksums} <= self.entries.keys():
+            raise ColdpressError(f"{self._path}: damaged, found the arrays {list(self.entries)}; {REMEDY}")
         self.read(name, start, into)
         expected = self.read(checksums, start, np.empty(len(into), np.uint32))
         bad = np.flatnonzero(row_checksums(into) != expected)
         if bad.size:
             raise ColdpressError(f"{self._path}: row {start + bad[0]} does not have its checksum; {REMEDY}")
         return into
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        return self._entries[name].shape
-
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        return {name: entry.shape for name, entry in self._entries.items()}
-
-    def dtype(self, name: str) -> str:
-        return NUMPY_NAMES[self._entries[name].dtype]
 
     def __enter__(self) -> "RowReader":
         return self

@@ -22,8 +22,6 @@ from coldpress.runtime.routing import Routing, held_shares
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from coldpress.compiler.activity.taps import Change
-
 
 def routed(
     way: Routing, router: Router, scores_E: np.ndarray, present: np.ndarray, strength: float
@@ -36,14 +34,6 @@ def routed(
 
 
 @dataclass(frozen=True)
-class Routed:
-    hidden: "Tensor"
-    """Hidden states after the last layer, [V * B, T, hidden_size]."""
-    misses: np.ndarray
-    """int64 [V, L]: units that tokens used and DRAM did not hold, over all blocks; 0 in layers without experts."""
-
-
-@dataclass(frozen=True)
 class CachedRouting:
     """A way of routing in the model of a pass, with the caches of one plan."""
 
@@ -52,19 +42,23 @@ class CachedRouting:
     cache_of: Callable[[int], CachePolicy]
     """Returns the cache of a layer's units with which every block begins."""
 
-    def run(self, tokens: np.ndarray, strengths: np.ndarray) -> Routed:
-        """Runs variants that prefer experts in DRAM by `strengths`, float64 [V, L], over token blocks, int [B, T]."""
+    def run(self, tokens: np.ndarray, strengths: np.ndarray) -> tuple["Tensor", np.ndarray]:
+        """Runs variants that prefer experts in DRAM by `strengths`, float64 [V, L], over token blocks, int [B, T].
+        Returns the hidden states after the last layer, [V * B, T, hidden_size], and how many used units DRAM did not
+        hold, over all blocks, int64 [V, L]; 0 in layers without experts."""
         import torch
 
         hidden = torch.cat([self.stream.embed(tokens)] * len(strengths))
         misses = np.zeros(strengths.shape, np.int64)
         for layer in range(strengths.shape[1]):
             hidden, misses[:, layer] = self.run_layer(layer, hidden, strengths[:, layer])
-        return Routed(hidden, misses)
+        return hidden, misses
 
     def run_layer(self, layer: int, hidden: "Tensor", strengths: np.ndarray) -> tuple["Tensor", np.ndarray]:
         """Runs one layer of the variants on `hidden`, [V * B, T, hidden_size], with `strengths`, float64 [V]; returns
         the hidden states after it, and the variants' misses, int64 [V]."""
+        import torch
+
         if self.stream.spec.is_dense(layer):
             return self.stream.run_layer(layer, hidden), np.zeros(len(strengths), np.int64)
         per_variant = len(hidden) // len(strengths)
@@ -72,26 +66,17 @@ class CachedRouting:
         missed = np.zeros(len(hidden), np.int64)
 
         def hooks(block: int) -> Hooks:
-            def seen(count: int) -> None:
-                missed[block] = count
+            held, strength = copy.deepcopy(cache), float(strengths[block // per_variant])
 
-            strength = float(strengths[block // per_variant])
-            return {"router_scores": self._change(copy.deepcopy(cache), router, strength, seen)}
+            def change(scores_TE: "Tensor") -> "Tensor":
+                own_TE = scores_TE.numpy()
+                found_TE = np.empty_like(own_TE)
+                for token, scores_E in enumerate(own_TE):
+                    found_TE[token], ids = routed(self.way, router, scores_E, held.present, strength)
+                    missed[block] += np.count_nonzero(~held.serve(ids))
+                return torch.from_numpy(found_TE)
+
+            return {"router_scores": change}
 
         found = self.stream.run_layer(layer, hidden, hooks)
         return found, missed.reshape(len(strengths), per_variant).sum(axis=1)
-
-    def _change(self, cache: CachePolicy, router: Router, strength: float, seen: Callable[[int], None]) -> "Change":
-
-        def change(scores_TE: "Tensor") -> "Tensor":
-            import torch
-
-            own_TE = scores_TE.numpy()
-            found_TE, missed = np.empty_like(own_TE), 0
-            for token, scores_E in enumerate(own_TE):
-                found_TE[token], ids = routed(self.way, router, scores_E, cache.present, strength)
-                missed += int(np.count_nonzero(~cache.serve(ids)))
-            seen(missed)
-            return torch.from_numpy(found_TE)
-
-        return change

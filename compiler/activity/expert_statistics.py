@@ -9,11 +9,6 @@ import numpy as np
 from coldpress.compiler.activity.packed_bits import num_before
 
 
-def frequencies(used: np.ndarray) -> np.ndarray:
-    """Returns the share of the tokens that use each expert, float64 [E]."""
-    return used.mean(axis=0)
-
-
 def task_counts(used: np.ndarray, tasks: np.ndarray, num_tasks: int) -> np.ndarray:
     """Returns how many tokens of each task use each expert, int64 [num_tasks, E], from `used`, bool [T, E], and each
     token's task, int [T], -1 for none."""

@@ -217,8 +217,7 @@ class LayerStream:
         return out
 
     def load_layer(self, layer: int, block_tokens: int) -> LoadedLayer:
-        modules = self._architecture.MODULES
-        path = f"{modules.base}.{modules.layers}.{layer}"
+        path = self._path(layer)
         skeleton = copy.deepcopy(self._skeleton.get_submodule(path))
         running, lender = threading.local(), None
         if self.spec.has_experts(layer):
@@ -316,6 +315,14 @@ class LayerStream:
         """Returns rows of the embeddings or of the head, float32 [stop - start, hidden_size]."""
         return read_rows(self.model, role, start, stop)
 
+    def _path(self, layer: int) -> str:
+        modules = self._architecture.MODULES
+        return f"{modules.base}.{modules.layers}.{layer}"
+
+    def _loaded_norm(self) -> "nn.Module":
+        modules = self._architecture.MODULES
+        return self._loaded(f"{modules.base}.{modules.norm}")
+
     def _tensor(self, name: str) -> "Tensor":
         return fused(self._parameters[name], self._of_role).to(self.device)
 
@@ -402,10 +409,7 @@ class LayerStream:
     def _final_norm(self, hidden: "Tensor") -> "Tensor":
         import torch
 
-        modules = self._architecture.MODULES
-        path = f"{modules.base}.{modules.norm}"
-        norm = self._loaded(path)
-        out = torch.empty_like(hidden)
+        norm, out = self._loaded_norm(), torch.empty_like(hidden)
 
         def run(block: int) -> None:
             out[block] = norm(hidden[block].to(self.device)).cpu()

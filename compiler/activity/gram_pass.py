@@ -5,8 +5,7 @@ Holds one layer's matrices, its weights, and the hidden states of the text. `gra
 """
 
 import logging
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -46,45 +45,40 @@ def add_grams(
     model = stream.model
     roles = measured_roles(model.spec)
     signals: tuple[Signal, ...] = tuple(dict.fromkeys(INPUT_OF[role] for role in INPUT_OF if role in roles))
-    masks = _Masks(tuple(families), signals, choice)
+
+    def hooks(layer: int, seen: "dict[Signal, Tensor]") -> Hooks:
+        """Returns hooks that mask the signals of a block and put masked `signals`, float32 [T, n], into `seen`."""
+        masked: dict[Signal, Change] = choice.changes(layer, families) if choice else {}
+        watched: dict[Signal, None] = dict.fromkeys((*signals, *masked))
+        return {
+            signal: _watching(masked.get(signal), signal, seen if signal in signals else None) for signal in watched
+        }
+
     hidden, found = stream.embed(tokens), []
     for layer in range(model.spec.num_hidden_layers):
         LOG.info("gram: layer %d of %d", layer + 1, model.spec.num_hidden_layers)
         key = f"layer-{layer}"
         if work.has(key):
-            hidden = stream.run_layer(layer, hidden, lambda _, layer=layer: masks.hooks(layer, {}))
+            hidden = stream.run_layer(layer, hidden, lambda _, layer=layer: hooks(layer, {}))
         else:
-            hidden, grams = _through(stream, layer, hidden, masks)
+            hidden, grams = _through(stream, layer, hidden, hooks)
             work.save(key, grams)
         found.append(LayerArrays(layer=layer, arrays=array_file(work.path(key))))
     return GramMatrices(num_tokens=tokens.size, weights_sha256=model.weights_sha256, layers=tuple(found))
 
 
-@dataclass(frozen=True)
-class _Masks:
-    families: tuple[str, ...]
-    signals: tuple[Signal, ...]
-    choice: Choice | None
-    """The selector's choice; None where it leaves out nothing."""
+def _watching(masked: "Change | None", signal: Signal, seen: "dict[Signal, Tensor] | None") -> "Change":
+    def change(part: "Tensor") -> "Tensor | None":
+        left = masked(part) if masked else None
+        if seen is not None:
+            seen[signal] = (part if left is None else left).float().cpu()
+        return left
 
-    def hooks(self, layer: int, seen: "dict[Signal, Tensor]") -> Hooks:
-        """Returns hooks that mask the signals of a block and put masked `signals`, float32 [T, n], into `seen`."""
-        masked: dict[Signal, Change] = self.choice.changes(layer, self.families) if self.choice else {}
-        signals: dict[Signal, None] = dict.fromkeys((*self.signals, *masked))
-        return {signal: self._change(signal, masked.get(signal), seen) for signal in signals}
-
-    def _change(self, signal: Signal, masked: "Change | None", seen: "dict[Signal, Tensor]") -> "Change":
-        def change(part: "Tensor") -> "Tensor | None":
-            left = masked(part) if masked else None
-            if signal in self.signals:
-                seen[signal] = (part if left is None else left).float().cpu()
-            return left
-
-        return change
+    return change
 
 
 def _through(
-    stream: LayerStream, layer: int, hidden: "Tensor", masks: _Masks
+    stream: LayerStream, layer: int, hidden: "Tensor", hooks: "Callable[[int, dict[Signal, Tensor]], Hooks]"
 ) -> "tuple[Tensor, dict[str, np.ndarray]]":
     """Returns (hidden states after the layer, its Gram matrices by signal), from the hidden states before it. As many
     blocks run at a time as there are cores, or as share the reading of experts; then their signals are added to the
@@ -100,7 +94,7 @@ def _through(
 
         def forward(index: int, wave: range = wave, seen: "list[dict[Signal, Tensor]]" = seen) -> None:
             block = wave[index]
-            out[block] = loaded.run(hidden[block : block + 1], masks.hooks(layer, seen[index]))[0]
+            out[block] = loaded.run(hidden[block : block + 1], hooks(layer, seen[index]))[0]
 
         stream.each_block(loaded, forward, len(wave))
         for signal, first in seen[0].items():

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from coldpress.compiler.activity.choice import replayed_layers
-from coldpress.compiler.activity.counted import counted
-from coldpress.compiler.activity.packed_bits import num_before
+from coldpress.compiler.activity.packed_bits import counted, num_before
 from coldpress.compiler.io import load_arrays
 from coldpress.schemas.activations import Activations
 from coldpress.schemas.errors import ColdpressError

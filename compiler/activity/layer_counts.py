@@ -98,62 +98,6 @@ class _Seen:
     task_counts: dict[int, np.ndarray] = field(default_factory=dict)
 
 
-class SignalCounter:
-    """Counts, and masks, the signals of some blocks in one layer; on a processor, of one block."""
-
-    def __init__(self, run: "LayerCounts", start: int, count: int) -> None:
-        self._run, self._start, self._count = run, start, count
-
-    def hooks(self) -> Hooks:
-        found: dict[Signal, Change] = {"mlp_input": self._see([])}
-        for signal in self._run.families.values():
-            # a unit whose activation is 0 adds nothing: masking it there equals leaving out its slices
-            found[signal] = self._see([name for name, own in self._run.families.items() if own == signal])
-        keep, see = self._run.keep_inputs, found["mlp_input"]
-
-        def on_input(part: "Tensor") -> "Tensor | None":
-            keep(self._start, part)
-            return see(part)
-
-        if self._run.experts is not None:
-            found["router_logits"] = self._count_experts
-        found["mlp_input"] = on_input
-        for signal in self._run.squares:
-            found[signal] = self._square(signal, found.get(signal))
-        return found
-
-    def _square(self, signal: Signal, then: "Change | None") -> "Change":
-        def change(part: "Tensor") -> "Tensor | None":
-            for offset, block in enumerate(part.chunk(self._count)):
-                self._run.square(self._start + offset, signal, block)
-            return then(part) if then else None
-
-        return change
-
-    def _count_experts(self, logits: "Tensor") -> None:
-        experts = self._run.experts
-        assert experts is not None
-        for offset, part in enumerate(logits.chunk(self._count)):
-            experts.count(self._start + offset, part)
-
-    def _see(self, families: list[str]) -> "Change":
-
-        def change(part: "Tensor") -> "Tensor | None":
-            import torch
-
-            left = None
-            for family in families:
-                masks = []
-                for offset, signal in enumerate((part if left is None else left).chunk(self._count)):
-                    mask = self._run.count(self._start + offset, family, signal)
-                    masks += [] if mask is None else [torch.from_numpy(mask)]
-                if masks:
-                    left = torch.where(torch.cat(masks).to(part.device), part if left is None else left, 0.0)
-            return left
-
-        return change
-
-
 def keys_of(signal: "Tensor") -> np.ndarray:
     """Returns the bits of floats, as unsigned integers of their size."""
     import torch
@@ -185,6 +129,53 @@ class LayerCounts:
         self.squares: dict[Signal, list[np.ndarray]] = {signal: [np.empty(0)] * num_blocks for signal in squared}
         self.similarity = np.zeros(num_blocks)
         self.shared = np.zeros((num_blocks, len(TOP_DENSITIES)), np.int64)
+
+    def hooks(self, start: int, count: int) -> Hooks:
+        """Returns hooks that count, and mask, the signals of `count` blocks from `start` on; on a processor, of one."""
+        found: dict[Signal, Change] = {"mlp_input": self._see([], start, count)}
+        for signal in self.families.values():
+            # a unit whose activation is 0 adds nothing: masking it there equals leaving out its slices
+            found[signal] = self._see([name for name, own in self.families.items() if own == signal], start, count)
+        see = found["mlp_input"]
+
+        def on_input(part: "Tensor") -> "Tensor | None":
+            self.keep_inputs(start, part)
+            return see(part)
+
+        found["mlp_input"] = on_input
+        if (experts := self.experts) is not None:
+
+            def on_logits(logits: "Tensor") -> None:
+                for block, part in enumerate(logits.chunk(count), start):
+                    experts.count(block, part)
+
+            found["router_logits"] = on_logits
+        for signal in self.squares:
+            found[signal] = self._squaring(signal, found.get(signal), start, count)
+        return found
+
+    def _squaring(self, signal: Signal, then: "Change | None", start: int, count: int) -> "Change":
+        def change(part: "Tensor") -> "Tensor | None":
+            for number, block in enumerate(part.chunk(count), start):
+                self.square(number, signal, block)
+            return then(part) if then else None
+
+        return change
+
+    def _see(self, families: list[str], start: int, count: int) -> "Change":
+        def change(part: "Tensor") -> "Tensor | None":
+            import torch
+
+            left = None
+            for family in families:
+                signals = (part if left is None else left).chunk(count)
+                masks = [self.count(block, family, signal) for block, signal in enumerate(signals, start)]
+                chosen = [torch.from_numpy(mask) for mask in masks if mask is not None]
+                if chosen:
+                    left = torch.where(torch.cat(chosen).to(part.device), part if left is None else left, 0.0)
+            return left
+
+        return change
 
     def keep_inputs(self, start: int, part: "Tensor") -> None:
         """Stores the MLP inputs of the blocks from `start` on, and compares them with those of the layer before."""

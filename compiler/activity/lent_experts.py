@@ -9,7 +9,7 @@ are read once and kept for all blocks: waiting for each other would take longer 
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from coldpress.schemas.model import ModelSpec
@@ -76,7 +76,9 @@ class Lender:
             with ThreadPoolExecutor(len(wave)) as pool:
                 calls = [pool.submit(self._one, work, index) for index in wave]
             self._begin(1)
-            _raise_first(calls)
+            errors = [error for call in calls if (error := call.exception())]
+            if errors:  # the first of a block, rather than that another one waited for it in vain
+                raise next((one for one in errors if not isinstance(one, threading.BrokenBarrierError)), errors[0])
 
     def lend(self, used: Sequence[int], names: Sequence[str]) -> Iterator[tuple[int, "list[nn.Module]"]]:
         """Yields (an expert, its matrices of these names) for each of the experts that a block uses, ascending. Every
@@ -90,18 +92,14 @@ class Lender:
             return
         with self._lock:
             self._wanted.update(used)
-        agreed = self._agreed()
-        for number in agreed:
+        self._together(lambda: None)
+        found = sorted(self._wanted)
+        self._together(self._wanted.clear)
+        for number in found:
             self._together(lambda number=number: self._take(number, names))
             if number in used:
                 yield number, self._lent
         self._together(self._lent.clear)
-
-    def _agreed(self) -> list[int]:
-        self._together(lambda: None)
-        found = sorted(self._wanted)
-        self._together(self._wanted.clear)
-        return found
 
     def _keep(self, number: int, name: str, kept: "dict[tuple[int, str], nn.Module]") -> "nn.Module":
         if (number, name) not in kept:
@@ -129,13 +127,3 @@ class Lender:
             except BaseException:
                 self._blocks.abort()  # the others would wait for ever
                 raise
-
-
-def _raise_first(calls: "Sequence[Future[None]]") -> None:
-    """Raises what a block raised, rather than that another one waited for it in vain."""
-    errors = [error for call in calls if (error := call.exception())]
-    for error in errors:
-        if not isinstance(error, threading.BrokenBarrierError):
-            raise error
-    if errors:
-        raise errors[0]

@@ -4,9 +4,24 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from coldpress.schemas.activations import Activations, FamilyStatistics
+from coldpress.schemas.errors import ColdpressError
+from coldpress.schemas.families import FamilyName
+
 CHUNK_ROWS = 1024
 TAIL_SHARE = 0.25
 """Share of the tokens that is held out: the last quarter of the text."""
+
+
+def counted(activations: Activations, layer: int, family: FamilyName) -> FamilyStatistics:
+    """Returns the statistics of a family, with bits and counts; raises ColdpressError if the family has none."""
+    found = activations.layers[layer].family(family)
+    if found is None or found.density is None:
+        raise ColdpressError(
+            f"layer {layer}: no activation bits of family {family} in the statistics; "
+            "delete calibrate.json and recalibrate.json from the build folder and build again"
+        )
+    return found
 
 
 def population(packed: np.ndarray) -> np.ndarray:

@@ -7,7 +7,6 @@ Only torch and numpy, no files.
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -41,23 +40,15 @@ def decode(codes: Mapping[str, np.ndarray], format_name: FormatName, hidden_size
     return NetworkWeights(torch.from_numpy(fc1), torch.from_numpy(fc2))
 
 
-class ExpertRows(NamedTuple):
-    """One expert, and the tokens that use it."""
-
-    units: slice
-    tokens: torch.Tensor
-    """int64 [n], ascending."""
-    places: torch.Tensor
-    """int64 [n]: the expert's position among each of these tokens' experts, from 0."""
-
-
-def rows_of(experts: torch.Tensor, num_units: int) -> Iterator[ExpertRows]:
-    """Yields the experts that any token uses, ascending; `experts` bool [num_tokens, E]; all have as many units."""
+def rows_of(experts: torch.Tensor, num_units: int) -> Iterator[tuple[slice, torch.Tensor, torch.Tensor]]:
+    """Yields (units, tokens, places) of each expert that any token uses, ascending; `experts` bool [num_tokens, E]; all
+    have as many units. `tokens` int64 [n] use it, ascending; `places` int64 [n]: its position among each one's
+    experts, from 0."""
     width, places = num_units // experts.shape[1], experts.cumsum(dim=1) - 1
     for expert, own in enumerate(experts.T):
         tokens = own.nonzero()[:, 0]
         if len(tokens):
-            yield ExpertRows(slice(expert * width, (expert + 1) * width), tokens, places[tokens, expert])
+            yield slice(expert * width, (expert + 1) * width), tokens, places[tokens, expert]
 
 
 def scores(weights: NetworkWeights, inputs: torch.Tensor, experts: torch.Tensor | None = None) -> torch.Tensor:

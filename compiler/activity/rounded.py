@@ -57,8 +57,13 @@ class Rounded(Variation):
     def _of_role(self, role: str) -> "Tensor":
         if self._keeps(role):
             return super()._of_role(role)
+        import torch
+
         axis, name = self._axis(role) or "row", self._format_of(role)
-        values = self._in_format(name, self._rounding.codes(self.model, role, axis, name), role, axis)
+        rows, columns = self.model.tensors[role].shape
+        codes = self._rounding.codes(self.model, role, axis, name)
+        decoded = decode_rows(codes, columns if axis == "row" else rows, name, num_threads=1)
+        values = torch.from_numpy(decoded).to(self.device, self.dtype)
         return values if axis == "row" else values.T.contiguous()
 
     def _keeps(self, role: str) -> bool:
@@ -77,14 +82,6 @@ class Rounded(Variation):
             return usual
         name = layer_format(self._formats, int(role.split(".")[1]))
         return matrix_formats(name).get(matrix, name)
-
-    def _in_format(self, name: FormatName, codes: np.ndarray, role: str, axis: Axis) -> "Tensor":
-        """Returns the values of codes in a format, [n, length], a row for each slice."""
-        import torch
-
-        rows, columns = self.model.tensors[role].shape
-        values = decode_rows(codes, columns if axis == "row" else rows, name, num_threads=1)
-        return torch.from_numpy(values).to(self.device, self.dtype)
 
 
 def _codec(name: FormatName) -> Format:

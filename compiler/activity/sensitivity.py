@@ -84,8 +84,7 @@ class _Backward(Variation):
         import torch
 
         log_sums, drawn = self._drawn(hidden)
-        modules = self._architecture.MODULES
-        norm = self._loaded(f"{modules.base}.{modules.norm}")
+        norm = self._loaded_norm()
         leaves = [norm(block.to(self.device)).detach().requires_grad_() for block in hidden]
         start = 0
         for weight in self.head_weights():
@@ -129,9 +128,9 @@ class _Backward(Variation):
         g_tr² |x_t|² and x_tc² |g_t|² for each of its linear modules."""
         import torch
 
-        loaded, modules = self.load_layer(layer, hidden.shape[1]), self._architecture.MODULES
+        loaded = self.load_layer(layer, hidden.shape[1])
         for name, module in loaded.module.named_modules():
-            self._watch(module, f"{modules.base}.{modules.layers}.{layer}.{name}", loaded.running)
+            self._watch(module, f"{self._path(layer)}.{name}", loaded.running)
         sums: list[Sums] = [{} for _ in hidden]
         found = torch.empty_like(gradient)
 

@@ -10,12 +10,13 @@ from contextlib import ExitStack
 
 import numpy as np
 
-from coldpress.compiler.activity.array_rows import RowReader, RowWriter, writing_rows
+from coldpress.compiler.activity.array_rows import RowReader, writing_rows
 from coldpress.compiler.activity.expert_counts import curve_of, merged
 from coldpress.compiler.activity.layer_counts import CalibrationText
 from coldpress.compiler.activity.packed_bits import joined
-from coldpress.compiler.activity.statistics import experts_key, layer_record, squares_key
+from coldpress.compiler.activity.statistics import key_of, layer_record
 from coldpress.compiler.io import Workspace, checked_path, load_arrays
+from coldpress.runtime.artifact.tensor_files import NUMPY_NAMES
 from coldpress.schemas.activations import Activations, LayerStatistics, TaskTokens
 from coldpress.schemas.base import ArrayFile
 from coldpress.schemas.corpus import Corpus
@@ -95,33 +96,24 @@ def _layer(number: int, parts: Sequence[Activations], work: Workspace) -> LayerS
     done: dict[str, ArrayFile] = {}  # families with the same signal share a file
     for index, family in enumerate(layers[0].families):
         files = [layer.families[index].arrays for layer in layers]
-        key = f"{number:03d}.{family.family}"
+        key = key_of(number, family.family)
         if files[0].array_file not in done:
             done[files[0].array_file] = work.once(key, functools.partial(_merged, files, tokens))
         families[family.family] = (family.num_units, done[files[0].array_file])
-    key = f"{number:03d}.inputs"
+    key = key_of(number, "inputs")
     inputs = work.current(key) or _inputs([layer.inputs for layer in layers], key, work)
-    earlier = ((family, work.current(f"{number - 1:03d}.{family}")) for family in families if number)
+    earlier = ((family, work.current(key_of(number - 1, family))) for family in families if number)
     before = {family: file for family, file in earlier if file}
-    experts = _experts(number, layers, tokens, work)
-    return layer_record(number, families, before, inputs, sum(tokens), experts, _squares(number, layers, work))
-
-
-def _squares(number: int, layers: Sequence[LayerStatistics], work: Workspace) -> ArrayFile | None:
-    files = [layer.mean_squares for layer in layers if layer.mean_squares is not None]
-    return work.once(squares_key(number), functools.partial(_joined, files)) if files else None
+    used = [layer.experts.arrays for layer in layers if layer.experts is not None]
+    experts = work.once(key_of(number, "experts"), functools.partial(merged, used, tokens)) if used else None
+    squared = [layer.mean_squares for layer in layers if layer.mean_squares is not None]
+    squares = work.once(key_of(number, "squares"), functools.partial(_joined, squared)) if squared else None
+    return layer_record(number, families, before, inputs, sum(tokens), experts, squares)
 
 
 def _joined(files: Sequence[ArrayFile]) -> dict[str, np.ndarray]:
     arrays = [load_arrays(file) for file in files]
     return {signal: np.concatenate([part[signal] for part in arrays]) for signal in arrays[0]}
-
-
-def _experts(
-    number: int, layers: Sequence[LayerStatistics], tokens: Sequence[int], work: Workspace
-) -> ArrayFile | None:
-    files = [layer.experts.arrays for layer in layers if layer.experts is not None]
-    return work.once(experts_key(number), functools.partial(merged, files, tokens)) if files else None
 
 
 def _merged(files: Sequence[ArrayFile], tokens: Sequence[int]) -> dict[str, np.ndarray]:
@@ -140,20 +132,19 @@ def _inputs(files: Sequence[ArrayFile], key: str, work: Workspace) -> ArrayFile:
     with ExitStack() as stack:
         readers = [stack.enter_context(RowReader(checked_path(file))) for file in files]
         specs = {
-            name: (readers[0].dtype(name), (sum(reader.shape(name)[0] for reader in readers), *shape[1:]))
-            for name, shape in readers[0].shapes().items()
+            name: (
+                NUMPY_NAMES[entry.dtype],
+                (sum(reader.entries[name].shape[0] for reader in readers), *entry.shape[1:]),
+            )
+            for name, entry in readers[0].entries.items()
         }
         writer = stack.enter_context(writing_rows(work.begin(key), specs))
-        for name in specs:
+        for name, (dtype, (_, *rest)) in specs.items():
             start = 0
             for reader in readers:
-                start = _copy(reader, name, writer, start)
+                rows = reader.entries[name].shape[0]
+                for row in range(0, rows, COPY_ROWS):
+                    block = np.empty((min(COPY_ROWS, rows - row), *rest), dtype)
+                    writer.write(name, start + row, reader.read(name, row, block))
+                start += rows
     return work.finish(key)
-
-
-def _copy(reader: RowReader, name: str, writer: RowWriter, start: int) -> int:
-    rows, *rest = reader.shape(name)
-    for row in range(0, rows, COPY_ROWS):
-        block = np.empty((min(COPY_ROWS, rows - row), *rest), reader.dtype(name))
-        writer.write(name, start + row, reader.read(name, row, block))
-    return start + rows

@@ -24,7 +24,6 @@ from coldpress.compiler.activity.layer_counts import (
     ActivityRule,
     CalibrationText,
     LayerCounts,
-    SignalCounter,
     keys_of,
     leaders,
     multiplied_signals,
@@ -107,7 +106,7 @@ def _across_layers(inputs: ArrayFile, num_tokens: int) -> tuple[float, tuple[Top
     """(mean cosine, precision of the largest inputs) with the layer before; all blocks have equally many tokens."""
     arrays = load_arrays(inputs, "block_similarity", "top_shared")
     with RowReader(checked_path(inputs)) as reader:
-        hidden_size = reader.shape("mlp_inputs")[1]
+        hidden_size = reader.entries["mlp_inputs"].shape[1]
     selected = num_tokens * np.array(top_selected(hidden_size))
     shares = arrays["top_shared"].sum(axis=0) / selected
     precision = (TopPrecision(density=at, precision=float(p)) for at, p in zip(TOP_DENSITIES, shares, strict=True))
@@ -116,6 +115,10 @@ def _across_layers(inputs: ArrayFile, num_tokens: int) -> tuple[float, tuple[Top
 
 def _hidden_key(layer: int) -> str:
     return f"hidden.{layer:03d}"
+
+
+def key_of(layer: int, name: str) -> str:
+    return f"{layer:03d}.{name}"
 
 
 class _Collector:
@@ -157,9 +160,9 @@ class _Collector:
         return layer_record(layer, families, before, inputs, self._text.tokens.size, experts, squares)
 
     def _present(self, layer: int) -> list[ArrayFile] | None:
-        own = [squares_key(layer)] if self._squared(layer) else []
-        own += [experts_key(layer)] if self._stream.spec.has_experts(layer) else []
-        found = [self._work.current(key) for key in (*self._family_keys(layer), *own, _inputs_key(layer))]
+        own = [key_of(layer, "squares")] if self._squared(layer) else []
+        own += [key_of(layer, "experts")] if self._stream.spec.has_experts(layer) else []
+        found = [self._work.current(key) for key in (*self._family_keys(layer), *own, key_of(layer, "inputs"))]
         present = [file for file in found if file is not None]
         return present if len(present) == len(found) else None
 
@@ -170,7 +173,7 @@ class _Collector:
         return () if self._activity.choice else multiplied_signals(layer, self._stream.spec)
 
     def _family_keys(self, layer: int) -> list[str]:
-        return [f"{layer:03d}.{family}" for family in self._counted_in(layer)]
+        return [key_of(layer, family) for family in self._counted_in(layer)]
 
     def _compute(self, layer: int) -> None:
         """Writes the layer's files: the next hidden states first, since `_present` takes the other files as proof of
@@ -184,20 +187,20 @@ class _Collector:
         if layer:
             specs["block_similarity"] = ("float64", (num_blocks,))
             specs["top_shared"] = ("int64", (num_blocks, len(TOP_DENSITIES)))
-        previous = RowReader(self._work.path(_inputs_key(layer - 1))) if layer else nullcontext()
-        inputs = writing_rows(self._work.begin(_inputs_key(layer)), specs)
+        previous = RowReader(self._work.path(key_of(layer - 1, "inputs"))) if layer else nullcontext()
+        inputs = writing_rows(self._work.begin(key_of(layer, "inputs")), specs)
         with previous as before, inputs as writer:
             run = self._run(layer, writer, before)
             for family, key in zip(self._counted_in(layer), self._family_keys(layer), strict=True):
                 self._work.save(key, run.arrays(family))
             if run.squares:
-                self._work.save(squares_key(layer), run.mean_squares())
+                self._work.save(key_of(layer, "squares"), run.mean_squares())
             if run.experts is not None:
-                self._work.save(experts_key(layer), run.experts.arrays(self._text.tasks, self._text.num_tasks))
+                self._work.save(key_of(layer, "experts"), run.experts.arrays(self._text.tasks, self._text.num_tasks))
             if layer:
                 writer.write("block_similarity", 0, run.similarity)
                 writer.write("top_shared", 0, run.shared)
-        self._work.finish(_inputs_key(layer))
+        self._work.finish(key_of(layer, "inputs"))
 
     def _from_the_start(self, layer: int) -> None:
         """Recomputes the hidden states before `layer`: needed only if somebody has removed the file."""
@@ -219,7 +222,7 @@ class _Collector:
 
             def batch(index: int) -> None:
                 start, stop = index * step, min(num_blocks, (index + 1) * step)
-                out = loaded.run(read(start, stop), SignalCounter(run, start, stop - start).hooks())
+                out = loaded.run(read(start, stop), run.hooks(start, stop - start))
                 if writer:
                     rows = keys_of(out)
                     writer.write("hidden", start, rows)
@@ -260,15 +263,3 @@ class _Collector:
         with writing_rows(self._work.begin(_hidden_key(layer + 1)), specs) as writer:
             yield writer
         self._work.finish_checked_rows(_hidden_key(layer + 1))
-
-
-def experts_key(layer: int) -> str:
-    return f"{layer:03d}.experts"
-
-
-def squares_key(layer: int) -> str:
-    return f"{layer:03d}.squares"
-
-
-def _inputs_key(layer: int) -> str:
-    return f"{layer:03d}.inputs"

@@ -1,7 +1,7 @@
 """The input for fitting selectors: calibration's arrays of one family of one layer, its units' weight norms, and read
 costs. Norms are computed only when a selector asks for them, from the source's tensors a few rows at a time."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -20,30 +20,21 @@ CHUNK_VALUES = 1 << 20
 """Values of a matrix in memory at a time."""
 
 
-class UnitStatistics(Mapping[str, np.ndarray]):
-    """Arrays by name: calibration's, and `unit_norms`."""
+class UnitStatistics(dict[str, np.ndarray]):
+    """Calibration's arrays by name, and `unit_norms`, which are computed on first use unless they are known."""
 
     def __init__(self, model: Model, layer: int, family: FamilyName, counted: Mapping[str, np.ndarray]) -> None:
-        self._model, self._layer, self._family, self._counted = model, layer, family, counted
-        self._norms: np.ndarray | None = None
-
-    def __getitem__(self, name: str) -> np.ndarray:
-        """Returns an array; computes `unit_norms` on first use, once, unless they are known."""
-        if name != NORMS or name in self._counted:
-            return self._counted[name]
-        if self._norms is None:
-            self._norms = unit_norms(self._model, self._layer, self._family)
-        return self._norms
+        super().__init__(counted)
+        self._unit = model, layer, family
 
     def __contains__(self, name: object) -> bool:
-        """Returns whether the array exists, without computing it."""
-        return name == NORMS or name in self._counted
+        return name == NORMS or super().__contains__(name)
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(dict.fromkeys((*self._counted, NORMS)))
-
-    def __len__(self) -> int:
-        return len({*self._counted, NORMS})
+    def __missing__(self, name: str) -> np.ndarray:
+        if name != NORMS:
+            raise KeyError(name)
+        self[name] = unit_norms(*self._unit)
+        return self[name]
 
 
 def all_statistics(

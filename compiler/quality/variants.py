@@ -243,7 +243,7 @@ class AlongStrengths(NamedTuple):
             return make(DEFAULT_CACHE, {}, CacheFacts(units, slots, np.empty(0, np.int32), natural))
 
         routing = CachedRouting(stream, load(PACKAGE, Routing, self.routing), cache)
-        return routing.run(tokens, np.tile(np.array(STRENGTHS)[:, None], spec.num_hidden_layers)).hidden
+        return routing.run(tokens, np.tile(np.array(STRENGTHS)[:, None], spec.num_hidden_layers))[0]
 
 
 def routing_curves(named: str, spec: ModelSpec) -> list[AlongStrengths]:

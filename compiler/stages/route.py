@@ -238,8 +238,8 @@ class _Search:
         return found
 
     def _measured(self, levels: np.ndarray, strengths: Sequence[np.ndarray], whole: "Tensor") -> list[_Measured]:
-        found = self.routing.run(self.tokens, np.array(strengths))
-        differences = compare(self.routing.stream, self.tokens, whole, found.hidden)
+        hidden, misses = self.routing.run(self.tokens, np.array(strengths))
+        differences = compare(self.routing.stream, self.tokens, whole, hidden)
         by_block = differences.kld_sums / self.tokens.shape[1]
         return [
             _Measured(
@@ -247,7 +247,7 @@ class _Search:
                 strengths[number],
                 float(by_block[number].mean()),
                 float(np.nan_to_num(standard_error(by_block[number]))),
-                int(found.misses[number].sum()),
+                int(misses[number].sum()),
             )
             for number, level in enumerate(levels.tolist())
         ]

@@ -17,6 +17,7 @@ from coldpress.compiler.io import (
     save_record,
     sha256_of,
 )
+from coldpress.runtime.artifact.tensor_files import NUMPY_NAMES
 from coldpress.schemas.base import ArrayFile
 from coldpress.schemas.errors import ColdpressError
 
@@ -44,9 +45,8 @@ def test_the_bytes_are_those_of_any_array_file(tmp_path: Path) -> None:
 def test_rows_are_read_where_they_lie(tmp_path: Path) -> None:
     saved = save_arrays(tmp_path / "whole.safetensors", ARRAYS)
     with RowReader(checked_path(saved)) as reader:
-        assert reader.shapes() == {name: array.shape for name, array in ARRAYS.items()}
-        assert {name: reader.dtype(name) for name in ARRAYS} == {
-            name: array.dtype.name for name, array in ARRAYS.items()
+        assert {name: (NUMPY_NAMES[entry.dtype], entry.shape) for name, entry in reader.entries.items()} == {
+            name: (array.dtype.name, array.shape) for name, array in ARRAYS.items()
         }
         found = reader.read("c", 4, np.empty((5, 2, 1), np.uint16))
         assert np.array_equal(found, ARRAYS["c"][4:9])

@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Annotated
 import numpy as np
 from pydantic import Field
 
-from coldpress.compiler.activity.counted import counted
-from coldpress.compiler.activity.packed_bits import adjacent_share
+from coldpress.compiler.activity.packed_bits import adjacent_share, counted
 from coldpress.compiler.cost_model import unit_bytes
 from coldpress.compiler.io import Workspace, load_arrays
 from coldpress.compiler.stages.order import structural

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from pydantic import Field
 
-from coldpress.compiler.activity.counted import counted
+from coldpress.compiler.activity.packed_bits import counted
 from coldpress.compiler.activity.routing import router_logits, router_of
 from coldpress.compiler.checkpoint.tensors import read_role
 from coldpress.compiler.cost_model import predictor_bytes, whole_rank

@@ -242,7 +242,7 @@ def most_together(activations: Activations) -> float | None:
     mean over layers of each layer's largest figure. Pairs of rare experts do not count. None without pairs."""
     found: list[float] = []
     for _, used, _ in _experts_used(activations):
-        uses = expert_statistics.frequencies(used)
+        uses = used.mean(axis=0)
         by_chance = len(used) * np.outer(uses, uses)
         np.fill_diagonal(by_chance, 0)
         counted = by_chance >= LEAST_PAIRS
