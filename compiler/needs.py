@@ -154,13 +154,9 @@ class Build:
 
     @property
     def dram_budget_bytes(self) -> int:
-        return self.dram_budgets_bytes[0]
-
-    @property
-    def dram_budgets_bytes(self) -> tuple[int, ...]:
-        """All requested DRAM budgets in bytes, the largest first."""
+        """The largest of the requested DRAM budgets."""
         whole = Whole(self.model, self.format, self.context_length, self.kv_cache, self.page_bytes, self.caches)
-        return tuple(whole.budgets(self.settings["allocate"]["dram_budget"]))
+        return next(iter(whole.budgets(self.settings["allocate"]["dram_budget"])))
 
     @property
     def density_sources(self) -> set[DensitySource]:
@@ -168,15 +164,11 @@ class Build:
         return {load("coldpress.runtime.sparsity", Selector, name).densities(exact) for name in self.methods}
 
     @property
-    def has_free_densities(self) -> bool:
-        """Tells whether `allocate` may decide how many units are used, by the user's density or the budget."""
-        return bool(self.density_sources - {"whole", "measured"})
-
-    @property
     def counts_again(self) -> bool:
-        """Tells whether `recalibrate` runs the text through the model once more."""
+        """Tells whether `recalibrate` runs the text through the model once more: also where `allocate` may decide how
+        many units are used, by the user's density or the budget."""
         chooses = self.model.spec.is_mixture and BLOCKS not in self.families
-        return self.has("distill") or chooses or self.has_free_densities
+        return self.has("distill") or chooses or bool(self.density_sources - {"whole", "measured"})
 
     @property
     def weight_bytes(self) -> int:

@@ -13,13 +13,7 @@ def run_command(program: Sequence[str], artifact: str, sample: Sample | None) ->
     command = shlex.join([*program, "generate", artifact])
     if sample is None:
         return f"{command} --prompt-ids 1 --max-new-tokens 32"
+    more = f"--max-new-tokens {sample.max_new_tokens} --temperature {sample.temperature} --seed {sample.seed}"
     if sample.is_chat:
-        asked = shlex.join([*program, "chat", artifact])
-        return (
-            f"echo {shlex.quote(sample.prompt)} | {asked} --max-new-tokens {sample.max_new_tokens} "
-            f"--temperature {sample.temperature} --seed {sample.seed}"
-        )
-    return (
-        f"{command} --prompt={shlex.quote(sample.prompt)} --max-new-tokens {sample.max_new_tokens} "
-        f"--temperature {sample.temperature} --seed {sample.seed}"
-    )
+        return f"echo {shlex.quote(sample.prompt)} | {shlex.join([*program, 'chat', artifact])} {more}"
+    return f"{command} --prompt={shlex.quote(sample.prompt)} {more}"

@@ -26,15 +26,7 @@ from coldpress.runtime.plugins import load
 from coldpress.runtime.quantization._mixed import coarsest, format_at
 from coldpress.runtime.sparsity import Selector
 from coldpress.schemas.errors import ColdpressError
-from coldpress.schemas.families import (
-    FamilyName,
-    FormatName,
-    Formats,
-    dense_family,
-    layer_format,
-    num_units,
-    unit_keys,
-)
+from coldpress.schemas.families import FamilyName, FormatName, Formats, dense_family, layer_format, num_units, unit_keys
 from coldpress.schemas.layout import SECTION_ALIGN_BYTES, KvCacheFormat, RowTable, Section, SelectorArray, layer_groups
 from coldpress.schemas.model import ModelSpec, role_shape, rows_on_flash
 

@@ -161,13 +161,7 @@ def _on_one_core(work: Callable[[int], None]) -> Callable[[int], None]:
 class LayerStream:
     """Runs a model layer by layer. Hidden states are [num_blocks, T, hidden_size] in `dtype`, always on the CPU."""
 
-    def __init__(
-        self,
-        model: Model,
-        threads: int = 1,
-        device: str = "cpu",
-        dtype: ComputeDtype = "float32",
-    ) -> None:
+    def __init__(self, model: Model, threads: int = 1, device: str = "cpu", dtype: ComputeDtype = "float32") -> None:
         """Reads the configuration only; `threads` blocks run at a time, each on one core. Raises ColdpressError if
         there is no such device."""
         import torch
@@ -434,11 +428,7 @@ class LayerStream:
         sample = torch.empty(1, length, self.spec.hidden_size, device=self.device, dtype=self.dtype)
         make = create_sliding_window_causal_mask if self.spec.window_of(layer) else create_causal_mask
         mask = make(
-            config=self._config,
-            inputs_embeds=sample,
-            attention_mask=None,
-            past_key_values=None,
-            position_ids=positions,
+            config=self._config, inputs_embeds=sample, attention_mask=None, past_key_values=None, position_ids=positions
         )
         modules = self._architecture.MODULES
         keywords: dict[str, Any] = {"position_ids": positions, **modules.layer_arguments}

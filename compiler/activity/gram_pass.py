@@ -31,11 +31,7 @@ GRAM_TOKENS = 32768
 
 
 def add_grams(
-    stream: LayerStream,
-    corpus: Corpus,
-    work: Workspace,
-    families: Sequence[str] = (),
-    choice: Choice | None = None,
+    stream: LayerStream, corpus: Corpus, work: Workspace, families: Sequence[str] = (), choice: Choice | None = None
 ) -> GramMatrices:
     """Computes the Gram matrices of every layer, over the first calibration blocks; one file per layer in `work`, where
     an interrupted run of the same inputs may have left some. `choice` leaves out units of `families`; None leaves out

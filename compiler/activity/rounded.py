@@ -34,11 +34,7 @@ class Rounded(Variation):
     """A model whose layers' matrices have the values that a build in a format gives them."""
 
     def __init__(
-        self,
-        source: LayerStream,
-        formats: Formats,
-        rounding: Rounding = NEAREST,
-        families: Iterable[FamilyName] = (),
+        self, source: LayerStream, formats: Formats, rounding: Rounding = NEAREST, families: Iterable[FamilyName] = ()
     ) -> None:
         """Matrices are rounded in slices: those of `families` in the slices of a unit, others row by row."""
         super().__init__(source)

@@ -1,8 +1,6 @@
 """Collects activation statistics on calibration text, one layer at a time: shared by calibrate and recalibrate.
 
-A file carries the hidden states of all tokens from layer to layer; memory holds one layer and the running blocks. Per
-layer and family the signals are counted (compiler/activity/signals.py): which units are active on which token, how
-often, in which context and task, and a histogram of magnitudes fine enough for the threshold of any density (TEAL). A
+A file carries the hidden states of all tokens from layer to layer; memory holds one layer and the running blocks. A
 unit is active if its signal is not zero; or, with a chosen density, if the selector picks it: then the pass continues
 with the masked signals (ActiveFlow 4.1, DIP 3.2). Without one, the inputs of the layer's matrices are squared, too:
 their means say how much each input counts when weights are rounded. Every layer's results are saved, so that an

@@ -40,11 +40,7 @@ def _mlp_class() -> "type[nn.Module]":
 class Plugin(_common.Llama):
     KEYS = _common.LLAMA_KEYS | {"head_dim", "sliding_window"}
     MODULES = _common.llama_modules(
-        "Mistral",
-        up=_common.Tap("mlp.up_act_fn", "output"),
-        built_of="mistral",
-        adapt=adapt,
-        own_code="Bamboo",
+        "Mistral", up=_common.Tap("mlp.up_act_fn", "output"), built_of="mistral", adapt=adapt, own_code="Bamboo"
     )
 
     def own(self, config: Any) -> dict[str, Any]:

@@ -45,10 +45,7 @@ class Plugin(_common.Architecture):
 
     def parameters(self, config: Any, spec: ModelSpec) -> dict[str, tuple[str, ...]]:
         both = ("weight", "bias")
-        attention = {
-            "attention.query_key_value": _common.qkv(spec.num_attention_heads),
-            "attention.dense": ("o_proj",),
-        }
+        attention = {"attention.query_key_value": _common.qkv(spec.num_attention_heads), "attention.dense": ("o_proj",)}
         layer = _common.in_parts(attention, both if config.attention_bias else ("weight",))
         layer |= _common.in_parts(MLP | {name: (name,) for name in block_norms(spec)}, both)
         outer = _common.outer(spec, "gpt_neox.embed_in", "gpt_neox.final_layer_norm")

@@ -1,9 +1,8 @@
 """Converts what older checkpoints have to what `ingest` reads: pickled weights, and a tokenizer in two files.
 
-Returns a folder in coldpress's own cache, named after the contents of the files, so that each checkpoint is converted
-once. PyTorch's unpickler that makes tensors alone (`weights_only`) reads the pickles, and the values stay in the file
-until they are written: memory is bounded by the largest tensor. Nothing in the result is trusted: `ingest` checks it as
-it checks any checkpoint.
+PyTorch's unpickler that makes tensors alone (`weights_only`) reads the pickles, and the values stay in the file until
+they are written: memory is bounded by the largest tensor. Nothing in the result is trusted: `ingest` checks it as it
+checks any checkpoint.
 """
 
 import json
@@ -18,14 +17,7 @@ from typing import TYPE_CHECKING, Any
 from coldpress.compiler.checkpoint.hub import checkpoint_paths
 from coldpress.compiler.checkpoint.source_json import read_object
 from coldpress.compiler.checkpoint.source_tokenizer import MAX_SETTINGS_BYTES, SETTINGS, TOKENIZER
-from coldpress.compiler.checkpoint.weight_files import (
-    INDEX,
-    MAX_SHARDS,
-    WEIGHTS,
-    is_there,
-    regular_file,
-    weight_map_in,
-)
+from coldpress.compiler.checkpoint.weight_files import INDEX, MAX_SHARDS, WEIGHTS, is_there, regular_file, weight_map_in
 from coldpress.compiler.io import digest, make_folder, own_cache, replacing, sha256_of
 from coldpress.schemas.errors import CheckpointError, clipped
 
@@ -57,8 +49,9 @@ DTYPES = {
 
 
 def converted(folder: Path) -> Path:
-    """Returns the folder of a checkpoint that `ingest` can read: `folder` itself, or its conversion in the cache.
-    Raises CheckpointError if a file is no pickle of tensors, or a tensor cannot be converted."""
+    """Returns the folder of a checkpoint that `ingest` can read: `folder` itself, or its conversion in the cache, named
+    after the contents of the files. Raises CheckpointError if a file is no pickle of tensors, or a tensor cannot be
+    converted."""
     names = [path.name for path in checkpoint_paths(folder)]
     has_pickles = not {WEIGHTS, INDEX} & {*names} and any(map(SHARD.fullmatch, names))
     has_parts = TOKENIZER not in names and {VOCABULARY, MERGES} <= {*names}

@@ -68,7 +68,12 @@ def match_tensors(
     if spec.tie_word_embeddings and HEAD in located and HEAD not in used:
         _check_tied(located[HEAD], tensors["embed_tokens.weight"], located)
         used.add(HEAD)
-    _check_unused(spec, {name for name in set(located) - used if not re.fullmatch(ignored, name)})
+    unused = (name for name in set(located) - used if not re.fullmatch(ignored, name))
+    if foreign := sorted(name for name in unused if not IGNORED.fullmatch(name)):
+        raise CheckpointError(
+            f"tensor {foreign[0]} has no place in a {spec.model_type} model with this config.json "
+            f"({len(foreign)} such tensors); check the configuration"
+        )
     return dict(sorted(tensors.items()))
 
 
@@ -138,15 +143,6 @@ def _check_tensor(found: Located, expected: tuple[int, ...], dtypes: tuple[str, 
     if entry.dtype not in dtypes:
         raise CheckpointError(
             f"{file}: tensor {entry.name} has the unsupported dtype {entry.dtype}, expected {', '.join(dtypes)}"
-        )
-
-
-def _check_unused(spec: ModelSpec, names: set[str]) -> None:
-    foreign = sorted(name for name in names if not IGNORED.fullmatch(name))
-    if foreign:
-        raise CheckpointError(
-            f"tensor {foreign[0]} has no place in a {spec.model_type} model with this config.json "
-            f"({len(foreign)} such tensors); check the configuration"
         )
 
 

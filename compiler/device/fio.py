@@ -53,9 +53,8 @@ def import_fio(report: dict[str, Any], name: str, base: DeviceProfile, stated: S
     if not jobs:
         raise ColdpressError("fio's report holds no job that read anything; measure with --rw=randread")
     best: dict[tuple[int, int], float] = {}
-    for job in jobs:
-        place = (job.block_bytes, job.depth)
-        best[place] = max(best.get(place, 0.0), job.bytes_per_s)
+    for size, depth, rate in jobs:
+        best[size, depth] = max(best.get((size, depth), 0.0), rate)
     smallest = min(size for size, _ in best)
     if (smallest, 1) not in best:
         raise ColdpressError(f"fio's report holds no job with --iodepth=1 --bs={smallest}; the latency needs one")
@@ -104,16 +103,10 @@ def _assumed_from(base: DeviceProfile, stated: Stated) -> DeviceProfile:
     return DeviceProfile.model_validate(values)
 
 
-@dataclass(frozen=True)
-class _Job:
-    block_bytes: int
-    depth: int
-    bytes_per_s: float
-
-
-def _fio_jobs(report: dict[str, Any]) -> Iterator[_Job]:
-    """Yields the jobs that read, in order; entries of one job, which fio writes without group_reporting, add up. Raises
-    ColdpressError for a job that does not say what random reads from the storage give."""
+def _fio_jobs(report: dict[str, Any]) -> Iterator[tuple[int, int, float]]:
+    """Yields (bytes of a block, depth, bytes per second) of the jobs that read, in order; entries of one job, which fio
+    writes without group_reporting, add up. Raises ColdpressError for a job that does not say what random reads from the
+    storage give."""
     shared = report.get("global options", {})
     entries: dict[str, list[dict[str, Any]]] = {}
     for entry in report.get("jobs", []):
@@ -133,7 +126,7 @@ def _fio_jobs(report: dict[str, Any]) -> Iterator[_Job]:
             raise ColdpressError(f"fio's job '{own['name']}' {error}") from error
 
 
-def _job_of(options: dict[str, Any], entries: list[dict[str, Any]]) -> _Job:
+def _job_of(options: dict[str, Any], entries: list[dict[str, Any]]) -> tuple[int, int, float]:
     """The job of entries of one name and options; its errors, ColdpressErrors, lack the name."""
     _check_storage(options)
     block_bytes = _block_bytes(options)
@@ -146,7 +139,7 @@ def _job_of(options: dict[str, Any], entries: list[dict[str, Any]]) -> _Job:
                     f"says bs={block_bytes} and read {mean:.0f} bytes at a time; measure one block size per job, each "
                     "job in a group of its own (stonewall)"
                 )
-    return _Job(block_bytes, per_job * _num_jobs(options, entries), sum(map(_bytes_per_s, entries)))
+    return block_bytes, per_job * _num_jobs(options, entries), sum(map(_bytes_per_s, entries))
 
 
 def _check_storage(options: dict[str, Any]) -> None:
@@ -167,7 +160,11 @@ def _block_bytes(options: dict[str, Any]) -> int:
     for name in ("bssplit", "bsrange"):
         if name in options:
             raise ColdpressError(f"reads blocks of several sizes ({name}); give it one bs, or take it out")
-    return _fio_size(str(options.get("bs", "")).partition(",")[0] or "4k")
+    text = str(options.get("bs", "")).partition(",")[0] or "4k"
+    match = re.fullmatch(r"(\d{1,12})([kmg]?)(?:i?b?)", text.strip().lower())
+    if match is None or not int(match[1]):
+        raise ColdpressError(f"has the block size '{clipped(text)}', which is not a number with k, m or g")
+    return int(match[1]) * FIO_UNITS[match[2]]
 
 
 def _depth(options: dict[str, Any], entries: list[dict[str, Any]]) -> int:
@@ -217,13 +214,6 @@ def _bytes_per_s(entry: dict[str, Any]) -> float:
     """Returns the bandwidth of an entry's reads; before fio 3.2 it has KiB alone."""
     read = entry.get("read", {})
     return float(read["bw_bytes"] if "bw_bytes" in read else 1024 * read.get("bw", 0))
-
-
-def _fio_size(text: str) -> int:
-    match = re.fullmatch(r"(\d{1,12})([kmg]?)(?:i?b?)", text.strip().lower())
-    if match is None or not int(match[1]):
-        raise ColdpressError(f"has the block size '{clipped(text)}', which is not a number with k, m or g")
-    return int(match[1]) * FIO_UNITS[match[2]]
 
 
 def read_report(path: Path) -> dict[str, Any]:

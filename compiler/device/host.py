@@ -133,10 +133,23 @@ def depth_of(points: Sequence[GridPoint]) -> int:
 @contextmanager
 def sample(folder: Path, file_bytes: int) -> Iterator["Reader"]:
     """Yields a reader of a temporary file of random bytes; raises as `measure_flash`."""
-    with _random_file(folder, file_bytes) as (descriptor, checksums):
-        buffer = _native.aligned_buffer(max(ROUND_BYTES, READ_SIZES[-1]))
-        buffer[::PAGE_BYTES] = 1  # touches each page, so that no page fault is measured
-        yield Reader(descriptor, file_bytes, checksums, buffer)
+    path = folder / f".coldpress-measure.{os.getpid()}.tmp"
+    try:
+        checksums = _write(path, file_bytes)
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_DIRECT)
+        except OSError as error:
+            raise ColdpressError(
+                f"the file system of {folder} refuses reads that bypass the page cache; name another with --folder"
+            ) from error
+        try:
+            buffer = _native.aligned_buffer(max(ROUND_BYTES, READ_SIZES[-1]))
+            buffer[::PAGE_BYTES] = 1  # touches each page, so that no page fault is measured
+            yield Reader(descriptor, file_bytes, checksums, buffer)
+        finally:
+            os.close(descriptor)
+    finally:
+        path.unlink(missing_ok=True)
 
 
 @dataclass(frozen=True)
@@ -165,26 +178,6 @@ class Reader:
         if bad >= 0:
             raise ColdpressError(f"page {bad} of the measured file was not read back as written; the storage is faulty")
         return elapsed
-
-
-@contextmanager
-def _random_file(folder: Path, file_bytes: int) -> Iterator[tuple[int, np.ndarray]]:
-    """Yields (descriptor for direct reads, checksum of each page) of a temporary file of random bytes."""
-    path = folder / f".coldpress-measure.{os.getpid()}.tmp"
-    try:
-        checksums = _write(path, file_bytes)
-        try:
-            descriptor = os.open(path, os.O_RDONLY | os.O_DIRECT)
-        except OSError as error:
-            raise ColdpressError(
-                f"the file system of {folder} refuses reads that bypass the page cache; name another with --folder"
-            ) from error
-        try:
-            yield descriptor, checksums
-        finally:
-            os.close(descriptor)
-    finally:
-        path.unlink(missing_ok=True)
 
 
 def _write(path: Path, file_bytes: int) -> np.ndarray:

@@ -65,13 +65,9 @@ def computing(device: DeviceProfile, folder: Path, where: str, tell: Callable[[s
     rates = list(host.kernel_rates())
     copies, shares = host.copy_rate(), host.further_shares()
     tell("what requests, layers and tokens cost besides")
-    costs = overheads.call_costs(device)
+    costs, spread = overheads.call_costs(device)
     largest = max((rounds for _, _, rounds in rates), key=lambda rounds: rounds.spread)
-    besides = f"{where}, {overheads.ROUNDS} rounds that differ by {costs.spread:.0%} at most, the median processor time"
-
-    def cost(seconds: float) -> Figure[float]:
-        return Figure(value=rounded(seconds), source=besides)
-
+    besides = f"{where}, {overheads.ROUNDS} rounds that differ by {spread:.0%} at most, the median processor time"
     compute = Compute(
         rates=Figure(
             value=tuple(
@@ -81,10 +77,7 @@ def computing(device: DeviceProfile, folder: Path, where: str, tell: Callable[[s
             source=f"{where}, {_of_rounds(largest)} at most, the median",
         ),
         copy_bytes_per_s=Figure(value=rounded(copies.median), source=f"{where}, {_of_rounds(copies)}, the median"),
-        request_s=cost(costs.request_s),
-        reading_s=cost(costs.reading_s),
-        layer_s=cost(costs.layer_s),
-        token_s=cost(costs.token_s),
+        **{name: Figure(value=rounded(seconds), source=besides) for name, seconds in costs.items()},
         further_share=Figure(
             value=rounded(median(shares)),
             source=f"{where}, {len(shares)} rounds from {shares[0]:.2f} to {shares[-1]:.2f}, the median",

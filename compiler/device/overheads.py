@@ -168,19 +168,9 @@ def in_memory(
     return InMemory(**vars(Setting(model, FORMAT, device, sections, Plan(**plan | changes)).artifact))
 
 
-@dataclass(frozen=True)
-class CallCosts:
-    """Seconds of processor time: medians of several rounds, and the largest spread between rounds."""
-
-    request_s: float
-    reading_s: float
-    layer_s: float
-    token_s: float
-    spread: float
-
-
-def call_costs(device: DeviceProfile) -> CallCosts:
-    """Returns the fixed seconds on this machine; `device` gives pages and queue depth of the simulated flash."""
+def call_costs(device: DeviceProfile) -> tuple[dict[str, float], float]:
+    """Returns (the fixed seconds of `Compute` on this machine, processor time: medians of several rounds; the largest
+    spread between rounds). `device` gives pages and queue depth of the simulated flash."""
     cases: dict[str, Decoder] = {
         "few layers": _on_simulated_flash(device, FEW_LAYERS, TWO),
         "many layers": _on_simulated_flash(device, MANY_LAYERS, TWO),
@@ -197,13 +187,14 @@ def call_costs(device: DeviceProfile) -> CallCosts:
     more = {name: token_s[name] - token_s["many layers"] for name in ("requests", "reads")}
     request_s = more["requests"] / (MANY_LAYERS * (len(FOUR) - len(TWO)))
     layer_s = (token_s["many layers"] - token_s["few layers"]) / (MANY_LAYERS - FEW_LAYERS)
-    return CallCosts(
-        request_s=max(0.0, request_s),
-        reading_s=max(0.0, more["reads"] / (MANY_LAYERS * len(TWO))),
-        layer_s=max(0.0, layer_s - len(TWO) * request_s),
-        token_s=max(0.0, token_s["few layers"] - FEW_LAYERS * layer_s),
-        spread=max((max(each) - min(each)) / statistics.median(each) for each in samples.values()),
-    )
+    costs = {
+        "request_s": request_s,
+        "reading_s": more["reads"] / (MANY_LAYERS * len(TWO)),
+        "layer_s": layer_s - len(TWO) * request_s,
+        "token_s": token_s["few layers"] - FEW_LAYERS * layer_s,
+    }
+    spread = max((max(each) - min(each)) / statistics.median(each) for each in samples.values())
+    return {name: max(0.0, seconds) for name, seconds in costs.items()}, spread
 
 
 def _on_simulated_flash(

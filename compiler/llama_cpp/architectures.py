@@ -109,10 +109,7 @@ ARCHITECTURES = {
     "olmo2": LlamaCppArchitecture(
         "olmo2",
         own_head=True,
-        modules={
-            "post_attention_layernorm": TENSOR.ATTN_POST_NORM,
-            "post_feedforward_layernorm": TENSOR.FFN_POST_NORM,
-        },
+        modules={"post_attention_layernorm": TENSOR.ATTN_POST_NORM, "post_feedforward_layernorm": TENSOR.FFN_POST_NORM},
     ),
     "phi3": LlamaCppArchitecture("phi3", longrope=True, fused=FUSED_QKV | GATE_UP),
     "arcee": LlamaCppArchitecture("arcee", RELU2, gated=False, neighbours=True),
@@ -170,11 +167,7 @@ ARCHITECTURES = {
     "deepseek_v2": LlamaCppArchitecture(
         "deepseek2",
         extensions=EXPERTS | LATENT | {"router_scaling", "shared_intermediate_size", "rotary_pairs", "attention_scale"},
-        modules={
-            "k_proj": TENSOR.ATTN_KV_A_MQA,
-            "q_norm": TENSOR.ATTN_Q_A_NORM,
-            "k_norm": TENSOR.ATTN_KV_A_NORM,
-        },
+        modules={"k_proj": TENSOR.ATTN_KV_A_MQA, "q_norm": TENSOR.ATTN_Q_A_NORM, "k_norm": TENSOR.ATTN_KV_A_NORM},
         normed=None,
         dense_first=True,
         yarn=True,
@@ -195,6 +188,6 @@ ARCHITECTURES = {
 }
 """By Hugging Face's model_type."""
 REFUSED = {
-    "gpt_oss": "it rounds the bounds of the dimensions whose frequencies YaRN mixes, and gpt-oss does not round them",
+    "gpt_oss": "it rounds the bounds of the dimensions whose frequencies YaRN mixes, and gpt-oss does not round them"
 }
 """Architectures whose graph in llama.cpp differs from transformers' in every model, so that none is exported."""

@@ -35,17 +35,9 @@ MODULES = {
     "shared_expert_gate": TENSOR.FFN_GATE_INP_SHEXP,
 }
 """Our names of modules, without the layer."""
-STACKED = {
-    "gate_proj": TENSOR.FFN_GATE_EXP,
-    "up_proj": TENSOR.FFN_UP_EXP,
-    "down_proj": TENSOR.FFN_DOWN_EXP,
-}
+STACKED = {"gate_proj": TENSOR.FFN_GATE_EXP, "up_proj": TENSOR.FFN_UP_EXP, "down_proj": TENSOR.FFN_DOWN_EXP}
 """Modules of experts: their matrices are stacked in one tensor."""
-OF_SHARED = {
-    "gate_proj": TENSOR.FFN_GATE_SHEXP,
-    "up_proj": TENSOR.FFN_UP_SHEXP,
-    "down_proj": TENSOR.FFN_DOWN_SHEXP,
-}
+OF_SHARED = {"gate_proj": TENSOR.FFN_GATE_SHEXP, "up_proj": TENSOR.FFN_UP_SHEXP, "down_proj": TENSOR.FFN_DOWN_SHEXP}
 AROUND = {
     "post_attention_layernorm": TENSOR.ATTN_POST_NORM,
     "pre_feedforward_layernorm": TENSOR.FFN_NORM,

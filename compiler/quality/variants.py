@@ -116,16 +116,17 @@ def smaller_formats_of(model: Model) -> tuple[LayerFormats, ...]:
 def _up_to_own(model: Model) -> tuple[LayerFormats, ...]:
     """Returns a quantized file's own formats and those that are compared and not larger, the largest first."""
     own = _own(model)
-    most_bytes = _most_bytes(own)
-    smaller = (name for name in _compared(model) if slice_bytes(SAMPLE, name) <= most_bytes)
+    most_bytes = max(map(sample_bytes, own), default=math.inf)
+    smaller = (name for name in compared_formats(AUTO, model.spec) if slice_bytes(SAMPLE, name) <= most_bytes)
     return tuple(sorted({*own, *smaller}, key=lambda one: (-sample_bytes(one), one not in own, str(one))))
 
 
 def larger_formats_of(model: Model) -> tuple[FormatName, ...]:
     """Returns the other formats that are compared, the smallest first: a quantized file gains by them only where its
     own formats lose too much, as where down projections are rounded by columns."""
-    most_bytes = _most_bytes(_own(model))
-    return _largest_first(name for name in _compared(model) if slice_bytes(SAMPLE, name) > most_bytes)[::-1]
+    most_bytes = max(map(sample_bytes, _own(model)), default=math.inf)
+    larger = (name for name in compared_formats(AUTO, model.spec) if slice_bytes(SAMPLE, name) > most_bytes)
+    return _largest_first(larger)[::-1]
 
 
 def sample_bytes(formats: LayerFormats) -> float:
@@ -137,14 +138,6 @@ def sample_bytes(formats: LayerFormats) -> float:
 def _own(model: Model) -> set[LayerFormats]:
     own = own_layers(model)
     return {*own_formats_of_mlps(model)} if own is None else {own}
-
-
-def _compared(model: Model) -> tuple[FormatName, ...]:
-    return compared_formats(AUTO, model.spec)
-
-
-def _most_bytes(own: Iterable[LayerFormats]) -> float:
-    return max(map(sample_bytes, own), default=math.inf)
 
 
 def head_formats_of(model: Model) -> tuple[FormatName, ...]:

@@ -2,8 +2,7 @@
 
 There is one copy of the weights, in its stored dtype. With the adapters off the model is its own teacher, and the
 backward pass recomputes each layer. So training a model of 7 billion parameters fits into 24 GB. At the end the
-adapters are fused into the weights. Memory is estimated from shapes alone, without torch, since preflight needs it
-before the long stages.
+adapters are fused into the weights.
 """
 
 from collections.abc import Iterable, Sequence
@@ -26,7 +25,7 @@ STATE_BYTES_PER_PARAMETER = 4 * 4
 
 def num_parameters(size: Size, roles: Iterable[str], rank: int) -> int:
     """Returns rank * (inputs + outputs), summed over the matrices of `roles` in all layers."""
-    return size.spec.num_hidden_layers * rank * sum(sum(size.shape_of(role)) for role in roles)
+    return size.spec.num_hidden_layers * rank * sum(sum(size.shapes[f"layers.0.{role}.weight"]) for role in roles)
 
 
 def ram_bytes(size: Size, roles: Iterable[str], rank: int, kept_bytes: int = 0) -> int:

@@ -40,10 +40,6 @@ as_it_is = nullcontext[None]
 """A context in which the student runs unchanged."""
 
 
-def nothing_added() -> AbstractContextManager[list[Tensor]]:
-    return nullcontext([])
-
-
 @dataclass
 class Switch:
     """Turns masks on and off; the teacher may be the student without them."""
@@ -74,7 +70,7 @@ class Lesson:
     values; None if the weights cannot move back."""
     kept_gain: float = 1.0
     """Share of the gain on validation text that must remain when weights are moved back; 1 moves nothing."""
-    watched: Callable[[], AbstractContextManager[list[Tensor]]] = nothing_added
+    watched: Callable[[], AbstractContextManager[list[Tensor]]] = field(default=lambda: nullcontext([]))
     """Context around a forward pass of the student and its backward pass, in the thread that runs it; yields what the
     pass adds to the loss, in the order of layers."""
 

@@ -70,11 +70,6 @@ class Size:
     def recompute(self) -> bool:
         return self.threads * self.spec.num_hidden_layers * self._layer_bytes > KEPT_BYTES
 
-    def shape_of(self, role: str) -> tuple[int, int]:
-        """Returns (outputs, inputs) of a layer's matrix; all layers have equal shapes."""
-        rows, columns = self.shapes[f"layers.0.{role}.weight"]
-        return rows, columns
-
     def running_bytes(self, widened: bool) -> int:
         """Returns the memory of one running block; `widened` if weights are stored in fewer bytes than used."""
         layers, spec = self.spec.num_hidden_layers, self.spec

@@ -103,8 +103,11 @@ def work_in(workflow: Any, builds: Sequence[BuildConfig]) -> None:
     try:
         for build in builds:
             build.folder.mkdir(parents=True, exist_ok=True)
-            _prepare(build)
-            if workflow.is_main_process and _is_unknown(build.folder):
+            for link in (build.target_folder / MANIFEST_FILE, build.target_folder / "package" / MANIFEST_FILE):
+                if link.is_symlink() and not link.exists():
+                    link.unlink()  # of a deleted artifact: it would crash Snakemake
+            has_results = any(build.folder.glob("*.json")) or any(build.folder.glob("*/*.json"))
+            if workflow.is_main_process and has_results and not _known(build.folder).exists():
                 raise ColdpressError(
                     f"nothing says what made the results in {build.folder}: {_known(build.folder)} is missing; copy "
                     f"{folder / OWN_FOLDER} from where they were made, or remove the folder to make all of them again"
@@ -119,22 +122,9 @@ def work_in(workflow: Any, builds: Sequence[BuildConfig]) -> None:
         workflow.execute = _limited(workflow, builds, workflow.execute)
 
 
-def _prepare(build: BuildConfig) -> None:
-    """Removes links to an artifact that was deleted: a dangling link crashes Snakemake."""
-    for link in (build.target_folder / MANIFEST_FILE, build.target_folder / "package" / MANIFEST_FILE):
-        if link.is_symlink() and not link.exists():
-            link.unlink()
-
-
 def _known(folder: Path) -> Path:
     """Returns the file that says that Snakemake's metadata has the results of a model's builds."""
     return folder.parent / OWN_FOLDER / "models" / folder.name
-
-
-def _is_unknown(folder: Path) -> bool:
-    """Returns whether a model's folder has results that this working directory's Snakemake did not make."""
-    has_results = any(folder.glob("*.json")) or any(folder.glob("*/*.json"))
-    return has_results and not _known(folder).exists()
 
 
 def _limited(workflow: Any, builds: Sequence[BuildConfig], execute: Callable[..., Any]) -> Callable[..., Any]:
@@ -202,12 +192,9 @@ def stores(workflow: Any) -> bool:
         return False
     settings.default_storage_prefix = (settings.default_storage_prefix or "").rstrip("/")
     if settings.default_storage_provider == S3:
-        importlib.import_module(f"snakemake_storage_plugin_{S3}").StorageObject.is_dir = _is_folder
+        kind = importlib.import_module(f"snakemake_storage_plugin_{S3}").StorageObject
+        kind.is_dir = lambda found: any(found.get_subkeys())
     return True
-
-
-def _is_folder(found: Any) -> bool:
-    return any(found.get_subkeys())
 
 
 def record_here(workflow: Any, folder: Path, stage: str) -> Path:

@@ -111,12 +111,7 @@ def resources(
 
 
 def _build(
-    config: BuildConfig,
-    stage: str,
-    inputs: Callable[[], Inputs],
-    record: Records,
-    files: Sequence[str],
-    threads: int,
+    config: BuildConfig, stage: str, inputs: Callable[[], Inputs], record: Records, files: Sequence[str], threads: int
 ) -> Build | None:
     """Returns the facts that a stage's needs are counted from; none for `ingest`, before which no shape is known."""
     if stage == "ingest":

@@ -1,8 +1,6 @@
 """Ends a snakemake run: with the summary of what was built, from the records in its folder, or with why it was not.
 
-The summary begins with what the build is worth. Then it shows text that the artifact wrote, names the artifact and its
-identity, and compares its figures with those of a dense build and of the source. It ends with the command that runs the
-artifact. It is printed when the process ends, after everything that snakemake prints and even with `--quiet all`. A run
+The summary is printed when the process ends, after everything that snakemake prints and even with `--quiet all`. A run
 that finds nothing to do calls no hook of the workflow, so this module listens to snakemake's log.
 
 Beyond the documented interface it takes the message of a run with nothing to do, and of `workflow` what was asked for
@@ -217,10 +215,7 @@ def exported(folder: Path, identity: str) -> list[tuple[str, str]]:
 
 def rows(metrics: Metrics) -> list[tuple[str, str]]:
     return [
-        (
-            "DRAM",
-            f"{show_bytes(metrics.resident_bytes)} fixed, of a budget of {show_bytes(metrics.budget_bytes)}",
-        ),
+        ("DRAM", f"{show_bytes(metrics.resident_bytes)} fixed, of a budget of {show_bytes(metrics.budget_bytes)}"),
         ("process", process(min(metrics.budget_bytes, metrics.whole_model_bytes), metrics.process_bytes)),
         ("the whole model", whole_model(metrics.whole_model_bytes, metrics.budget_bytes)),
         (
