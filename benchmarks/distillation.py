@@ -92,8 +92,8 @@ def trained(case: Case, variant: str, sparsity: float, config: DistillConfig) ->
 
 def _unmasked(case: Case, asked: Sparsity, config: DistillConfig, work: Workspace) -> Model:
     """Trains as the stage does, without masks, and keeps the last state: its KL to the dense model can only grow."""
+    from coldpress.compiler.shared_settings import Course
     from coldpress.compiler.stages.distill import DistillationTask
-    from coldpress.compiler.training.course import Course
     from coldpress.compiler.training.loop import States, train
     from coldpress.compiler.training.source import Source
 

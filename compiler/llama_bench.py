@@ -38,19 +38,19 @@ def llama_cpp_runs(path: Path) -> tuple[LlamaCppRun, ...]:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"])) or "the file"
         raise ColdpressError(f"{path}: {place}: {clipped(first['msg'])}; {REMEDY}") from error
-    runs = tuple(_run_of(test) for test in tests if test.n_gen > 0 and test.n_prompt == 0)
+    runs = tuple(
+        LlamaCppRun(
+            build=test.build_number,
+            cpu=printable(test.cpu_info),
+            model_type=printable(test.model_type),
+            model_bytes=test.model_size,
+            num_threads=test.n_threads,
+            tokens_per_s=test.avg_ts,
+            tokens_per_s_deviation=test.stddev_ts,
+        )
+        for test in tests
+        if test.n_gen > 0 and test.n_prompt == 0
+    )
     if not runs:
         raise ColdpressError(f"{path}: no test generates tokens without a prompt; run llama-bench with -n 128")
     return runs
-
-
-def _run_of(test: _Test) -> LlamaCppRun:
-    return LlamaCppRun(
-        build=test.build_number,
-        cpu=printable(test.cpu_info),
-        model_type=printable(test.model_type),
-        model_bytes=test.model_size,
-        num_threads=test.n_threads,
-        tokens_per_s=test.avg_ts,
-        tokens_per_s_deviation=test.stddev_ts,
-    )

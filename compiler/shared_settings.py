@@ -1,5 +1,6 @@
 """Declares the settings that several stages share, once each; a stage's own record inherits them."""
 
+from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -173,6 +174,24 @@ class TrainingSetting(SeedSetting):
     distill_patience: PositiveCount = Field(
         default=3, description="training ends after so many evaluations in a row without a lower validation loss"
     )
+
+
+@dataclass(frozen=True)
+class Course:
+    """One run of training as the user configured it, with the names of its settings for messages."""
+
+    stage: str
+    key: str
+    """Name of the setting that names the recipe."""
+    recipe: str
+    without: str
+    """The setting that turns training off."""
+    rate_key: str
+    """Name of the setting for the first step size."""
+    learning_rate: float
+    steps: int
+    shared: TrainingSetting
+    threads: int
 
 
 class DeviceSetting(Record):

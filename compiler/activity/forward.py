@@ -83,19 +83,10 @@ def choose_dtype(model: Model, device: str) -> ComputeDtype:
     return "bfloat16" if fits and native else "float32"
 
 
-def _multiply_with_onednn(module: "nn.Module") -> None:
-    """Makes oneDNN compute float32 products; torch uses it by default for bfloat16 only. torch's default library does
+def _onednn_product(weight: "Tensor", bias: "Tensor | None" = None) -> Callable[["Tensor"], "Tensor"]:
+    """Computes float32 products by oneDNN, which torch uses by default for bfloat16 only. torch's default library does
     not use 512-bit instructions on every processor that has them: 95 against 230 GFLOP/s per core on one. Both round
     the same way."""
-    import torch
-
-    linears: list[Any] = [part for part in module.modules() if type(part) is torch.nn.Linear]
-    for linear in linears:
-        # captures no module: a module that refers to itself stays in memory, with its weights, until it is collected
-        linear.forward = _onednn_product(linear.weight, linear.bias)
-
-
-def _onednn_product(weight: "Tensor", bias: "Tensor | None" = None) -> Callable[["Tensor"], "Tensor"]:
     import torch
 
     return lambda x: torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
@@ -111,7 +102,6 @@ class LoadedLayer:
     running: threading.local
     device: "torch.device"
     lender: Lender | None
-    """Lends its experts; None if it has none."""
 
     def run(self, hidden: "Tensor", hooks: Hooks) -> "Tensor":
         """Returns hidden states after the layer, [num_blocks, T, hidden_size] on the CPU, from those before it."""
@@ -334,12 +324,17 @@ class LayerStream:
         return self._filled(copy.deepcopy(self._skeleton.get_submodule(path)), path)
 
     def _filled(self, module: "nn.Module", path: str) -> "nn.Module":
+        from torch import nn
+
         names = list(module.state_dict())
         with ThreadPoolExecutor(self.threads) as pool:
             tensors = list(pool.map(lambda name: self._tensor(f"{path}.{name}"), names))
         module.load_state_dict(dict(zip(names, tensors, strict=True)), strict=True, assign=True)
-        if self._multiplies_with_onednn:
-            _multiply_with_onednn(module)
+        parts: list[Any] = list(module.modules()) if self._multiplies_with_onednn else []
+        for part in parts:
+            if type(part) is nn.Linear:
+                # captures no module: one that refers to itself stays in memory, with its weights, until it is collected
+                part.forward = _onednn_product(part.weight, part.bias)
         return module.requires_grad_(False)
 
     def _lender(self, layer: "nn.Module", path: str, running: threading.local, block_tokens: int) -> Lender:

@@ -96,6 +96,7 @@ class _Seen:
     bits: np.ndarray | None = None
     """uint8 [num_units, ceil(T / 8)]."""
     task_counts: dict[int, np.ndarray] = field(default_factory=dict)
+    """Task -> each unit's active tokens in it, int64 [num_units]."""
 
 
 def keys_of(signal: "Tensor") -> np.ndarray:
@@ -219,7 +220,9 @@ class LayerCounts:
         elif self._activity.counted(family):
             seen.bits = pack_nonzero(keys)
         if seen.bits is not None and self._text.tasks is not None:
-            seen.task_counts = _task_counts(seen.bits, self._text.tasks[block])
+            tasks = self._text.tasks[block]
+            for task in np.unique(tasks[tasks >= 0]).tolist():
+                seen.task_counts[task] = population(seen.bits & np.packbits(tasks == task, bitorder="little"))
         return mask
 
     def arrays(self, family: str) -> dict[str, np.ndarray]:
@@ -242,12 +245,3 @@ class LayerCounts:
                 for task, counts in block.task_counts.items():
                     arrays["task_counts"][task] += counts
         return arrays
-
-
-def _task_counts(bits: np.ndarray, tasks: np.ndarray) -> dict[int, np.ndarray]:
-    """Counts each unit's active tokens in each task that occurs, from packed bits [num_units, …] and tasks [T]."""
-    return {
-        int(task): population(bits & np.packbits(tasks == task, bitorder="little"))
-        for task in np.unique(tasks)
-        if task >= 0
-    }

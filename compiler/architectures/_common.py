@@ -217,17 +217,23 @@ class Llama(Architecture):
         return False
 
 
+def layer_taps(attention: str, mixed: str, mlp: str, act: str, down: str) -> dict[Signal, Tap]:
+    """Places of a layer's signals, by the paths of attention, its last matrix, the MLP, its activation, its last
+    matrix."""
+    return {
+        "attention_input": Tap(attention),
+        "attention_mixed": Tap(mixed),
+        "mlp_input": Tap(mlp),
+        "mlp_activation": Tap(act, "output"),
+        "mlp_inner": Tap(down),
+    }
+
+
 def llama_modules(
     prefix: str, act_path: str = "mlp.act_fn", up: Tap | None = None, gated: bool = True, **own: Any
 ) -> Modules:
     """Places of signals in Llama and in all that share its names; `own` are further fields."""
-    taps: dict[Signal, Tap] = {
-        "attention_input": Tap("self_attn"),
-        "attention_mixed": Tap("self_attn.o_proj"),
-        "mlp_input": Tap("mlp"),
-        "mlp_activation": Tap(act_path, "output"),
-        "mlp_inner": Tap("mlp.down_proj"),
-    }
+    taps = layer_taps("self_attn", "self_attn.o_proj", "mlp", act_path, "mlp.down_proj")
     if gated:
         taps["mlp_up"] = up or Tap("mlp.up_proj", "output")
     return Modules(prefix=prefix, base="model", norm="norm", taps=taps, **own)

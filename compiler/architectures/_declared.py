@@ -44,7 +44,13 @@ def declared(model_type: str, package: str) -> Declared:
         values = {ast.unparse(node.target): node for node in fields}
         found = Declared(
             {**_literals({key: node.value for key, node in values.items()}), **found.defaults},
-            {**{key: _type_names(node.annotation) for key, node in values.items()}, **found.types},
+            {
+                **{
+                    key: frozenset(ast.unparse(node.annotation).replace(" ", "").split("|"))
+                    for key, node in values.items()
+                },
+                **found.types,
+            },
             {**(_assigned(classes[name]).get("attribute_map") or {}), **found.names},
         )
         bases = [ast.unparse(node) for node in classes[name].bases]
@@ -68,7 +74,3 @@ def _literals(nodes: Mapping[str, ast.expr | None]) -> dict[str, Any]:
         with suppress(ValueError):  # of an expression
             found |= {} if node is None else {name: ast.literal_eval(node)}
     return found
-
-
-def _type_names(node: ast.expr) -> frozenset[str]:
-    return frozenset(ast.unparse(node).replace(" ", "").split("|"))

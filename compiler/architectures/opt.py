@@ -30,13 +30,7 @@ class Plugin(_common.Architecture):
         prefix="OPT",
         base="model.decoder",
         norm="final_layer_norm",
-        taps={
-            "attention_input": _common.Tap("self_attn"),
-            "attention_mixed": _common.Tap("self_attn.out_proj"),
-            "mlp_input": _common.Tap("fc1"),
-            "mlp_activation": _common.Tap("activation_fn", "output"),
-            "mlp_inner": _common.Tap("fc2"),
-        },
+        taps=_common.layer_taps("self_attn", "self_attn.out_proj", "fc1", "activation_fn", "fc2"),
         activation="relu",
         activation_key="activation_function",
     )

@@ -24,13 +24,7 @@ class Plugin(_common.Architecture):
         prefix="Phi",
         base="model",
         norm="final_layernorm",
-        taps={
-            "attention_input": _common.Tap("self_attn"),
-            "attention_mixed": _common.Tap("self_attn.dense"),
-            "mlp_input": _common.Tap("mlp"),
-            "mlp_activation": _common.Tap("mlp.activation_fn", "output"),
-            "mlp_inner": _common.Tap("mlp.fc2"),
-        },
+        taps=_common.layer_taps("self_attn", "self_attn.dense", "mlp", "mlp.activation_fn", "mlp.fc2"),
         activation="gelu_new",
         partial_rotary=True,
     )

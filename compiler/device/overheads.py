@@ -235,7 +235,8 @@ def portion_cost(device: DeviceProfile, folder: Path) -> float:
 
 def cost_of(device: DeviceProfile, difference_s: float) -> float:
     """Returns the cost of a portion, if a token takes `difference_s` more with many portions than with few."""
-    few, many = (_arrival(device, size) for size in (FEW_BUFFER_BYTES, MANY_BUFFER_BYTES))
+    units, sizes = Strided(0, UNIT_BYTES, UNIT_BYTES), (FEW_BUFFER_BYTES, MANY_BUFFER_BYTES)
+    few, many = (Reading(device.flash, units, 0, size).reads(np.arange(INTERMEDIATE_SIZE)).arrival for size in sizes)
     modelled = [
         NUM_LAYERS * (_request_s(device, cost, many) - _request_s(device, cost, few)) for cost in COSTS_S.tolist()
     ]
@@ -246,11 +247,6 @@ def _from_file(device: DeviceProfile, reader: host.Reader, buffer_bytes: int) ->
     plan = {"method": "dense", "cache": "static", "read_buffer_bytes": buffer_bytes}
     artifact = in_memory(MODEL, device, (WHOLE_MLP,), 1.0, 0.0, **plan).reading(reader.descriptor, reader.checksums)
     return decoder(artifact, direct.Plugin(artifact, device.flash.queue_depth.value))
-
-
-def _arrival(device: DeviceProfile, buffer_bytes: int) -> Arrival:
-    units = Strided(0, UNIT_BYTES, UNIT_BYTES)
-    return Reading(device.flash, units, 0, buffer_bytes).reads(np.arange(INTERMEDIATE_SIZE)).arrival
 
 
 def _request_s(device: DeviceProfile, cost_s: float, reads: Arrival) -> float:

@@ -18,9 +18,8 @@ from pydantic import Field
 from coldpress.compiler.activity.forward import choose_device
 from coldpress.compiler.architectures import _common
 from coldpress.compiler.io import Workspace
-from coldpress.compiler.shared_settings import DeviceSetting, TrainingSetting
+from coldpress.compiler.shared_settings import Course, DeviceSetting, TrainingSetting
 from coldpress.compiler.training import adapters
-from coldpress.compiler.training.course import Course
 from coldpress.compiler.training.memory import PROCESS_BYTES, Size, check_memory, check_one_mlp
 from coldpress.runtime.plugins import load
 from coldpress.schemas.base import Count, PositiveCount

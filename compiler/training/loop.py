@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from coldpress.compiler.io import Workspace, load_arrays
-from coldpress.compiler.training.course import Course
+from coldpress.compiler.shared_settings import Course
 from coldpress.compiler.training.source import Source
 from coldpress.schemas.corpus import Corpus
 from coldpress.schemas.errors import ColdpressError

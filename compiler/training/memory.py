@@ -19,7 +19,7 @@ from math import prod
 
 from coldpress.compiler.checkpoint.tensors import stored_dtype
 from coldpress.compiler.device import memory
-from coldpress.compiler.training.course import Course
+from coldpress.compiler.shared_settings import Course
 from coldpress.runtime.artifact.tensor_files import ITEM_BYTES
 from coldpress.runtime.plugins import load
 from coldpress.runtime.quantities import show_bytes

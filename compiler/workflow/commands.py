@@ -101,7 +101,11 @@ def resources(
 
     def mem_mb(wildcards: Any, input: Sequence[str], threads: int) -> int:
         build = _build(config, stage, inputs, record, input, threads)
-        return math.ceil((_ram_bytes(stage, build) if build else INGEST_BYTES) / 10**6)
+        try:
+            ram_bytes = needs_of(stage, build).ram_bytes if build else INGEST_BYTES
+        except ColdpressError:  # settings that do not suit the model: `preflight` runs first and refuses them
+            ram_bytes = Build.TORCH_BYTES
+        return math.ceil(ram_bytes / 10**6)
 
     def runtime(wildcards: Any, input: Sequence[str], threads: int, attempt: int) -> int:
         build = _build(config, stage, inputs, record, input, threads)
@@ -124,13 +128,6 @@ def _build(
     tokens, block_tokens = _text_of(record("tokenize")) or asked_text(settings, model)
     shards = config["calibration_shards"]
     return Build(model, settings, inputs(), config.device, tokens, block_tokens, threads, shards)
-
-
-def _ram_bytes(stage: str, build: Build) -> int:
-    try:
-        return needs_of(stage, build).ram_bytes
-    except ColdpressError:  # settings that do not suit the model: `preflight` runs first and refuses them
-        return Build.TORCH_BYTES
 
 
 def _text_of(record: Path) -> tuple[int, int] | None:

@@ -78,7 +78,11 @@ class Ending(logging.Handler):
         self._fetch_logs()
         unfinished, failed = self._logs(), []
         for name, build in self._builds.items():
-            logs = {log: rule for log, rule in unfinished.items() if _is_of(log, build)}
+            own = (
+                build.target_folder,
+                build.folder / "logs",
+            )  # the second has those of jobs that its model's builds share
+            logs = {log: rule for log, rule in unfinished.items() if any(map(log.is_relative_to, own))}
             if logs:
                 self._note_earlier(name, build)
                 failed.append((name, *self._last_words(logs, build.folder)))
@@ -127,12 +131,6 @@ class Ending(logging.Handler):
         """Returns log -> rule for the unfinished jobs."""
         jobs = self._workflow.dag.needrun_jobs()
         return {Path(path).absolute(): job.rule.name for job in jobs for path in job.log}
-
-
-def _is_of(log: Path, build: BuildConfig) -> bool:
-    """Returns whether a log is of a job that the build needs: its own, or one that all builds of its model share."""
-    places = build.target_folder, build.folder / "logs"
-    return any(log.is_relative_to(place) for place in places)
 
 
 def _time_of(path: Path) -> int | None:

@@ -17,8 +17,7 @@ from typing_extensions import TypeVar
 
 from coldpress.compiler.activity.forward import choose_device
 from coldpress.compiler.io import Workspace
-from coldpress.compiler.shared_settings import DeviceSetting, TrainingSetting
-from coldpress.compiler.training.course import Course
+from coldpress.compiler.shared_settings import Course, DeviceSetting, TrainingSetting
 from coldpress.compiler.training.memory import PROCESS_BYTES, Size, check_memory, check_one_mlp
 from coldpress.runtime.plugins import PluginBase, load, options_of
 from coldpress.schemas.base import Options, PositiveCount, Record
