@@ -42,15 +42,11 @@ def declared(model_type: str, package: str) -> Declared:
     while name is not None:
         fields = [node for node in classes[name].body if isinstance(node, ast.AnnAssign)]
         values = {ast.unparse(node.target): node for node in fields}
+        kinds = {key: ast.unparse(node.annotation).replace(" ", "") for key, node in values.items()}
+        types = {key: frozenset(kind.split("|")) for key, kind in kinds.items()}
         found = Declared(
             {**_literals({key: node.value for key, node in values.items()}), **found.defaults},
-            {
-                **{
-                    key: frozenset(ast.unparse(node.annotation).replace(" ", "").split("|"))
-                    for key, node in values.items()
-                },
-                **found.types,
-            },
+            {**types, **found.types},
             {**(_assigned(classes[name]).get("attribute_map") or {}), **found.names},
         )
         bases = [ast.unparse(node) for node in classes[name].bases]
