@@ -88,13 +88,23 @@ def right_answers(
         for row, (_, _, (ids, _)) in zip(tokens, batch, strict=True):
             row[: len(ids)] = ids  # tokens after a text cannot change the predictions within it
         hooks = Masks(sparse, stream.spec).layer if sparse else None
-        found = stream.token_nll(tokens, hooks)
+        hidden = stream.last_hidden(tokens, hooks)
+        nll, likeliest = stream.score(hidden, tokens), _likeliest(stream, hidden, tokens)
         for row, (index, choice, (ids, given)) in enumerate(batch):
             part = slice(given - 1, len(ids) - 1)
-            scored[index, choice] = float(found.nll[row, part].sum()), bool(found.likeliest[row, part].all())
+            scored[index, choice] = float(nll[row, part].sum()), bool(likeliest[row, part].all())
     return np.array(
         [_is_right(item, [scored[index, choice] for choice in item.choices]) for index, item in enumerate(items)]
     )
+
+
+def _likeliest(stream: LayerStream, hidden: Any, tokens: np.ndarray) -> np.ndarray:
+    """Returns where no token has a larger logit than the one that follows, bool [num_blocks, T - 1]."""
+    weights, found = list(stream.head_weights()), np.zeros(tokens[:, 1:].shape, bool)
+    for row, following in enumerate(tokens[:, 1:]):
+        logits = stream.head(hidden[row : row + 1, :-1], weights)[0].float().numpy()
+        found[row] = logits[np.arange(len(following)), following] >= logits.max(axis=-1)
+    return found
 
 
 def _is_right(item: Item, scored: Sequence[tuple[float, bool]]) -> bool:

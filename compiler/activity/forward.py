@@ -97,7 +97,6 @@ class LoadedLayer:
     """One layer with its weights, for blocks of one length; `LayerStream.each_block` runs it in several threads."""
 
     module: "nn.Module"
-    mask: Any
     keywords: dict[str, Any]
     running: threading.local
     device: "torch.device"
@@ -106,16 +105,8 @@ class LoadedLayer:
     def run(self, hidden: "Tensor", hooks: Hooks) -> "Tensor":
         """Returns hidden states after the layer, [num_blocks, T, hidden_size] on the CPU, from those before it."""
         self.running.hooks = hooks
-        found = self.module(hidden.to(self.device), attention_mask=self.mask, **self.keywords)
+        found = self.module(hidden.to(self.device), **self.keywords)
         return (found[0] if isinstance(found, tuple) else found).cpu()
-
-
-@dataclass(frozen=True)
-class TokenScores:
-    nll: np.ndarray
-    """float64 [num_blocks, T - 1], nats."""
-    likeliest: np.ndarray
-    """bool [num_blocks, T - 1]: True where no token had a larger logit."""
 
 
 @dataclass(frozen=True)
@@ -208,7 +199,7 @@ class LayerStream:
             lender = self._lender(skeleton, path, running, block_tokens)
         module = self._filled(skeleton, path)
         self._attach(layer, module, running)
-        return LoadedLayer(module, *self._context(layer, block_tokens), running, self.device, lender)
+        return LoadedLayer(module, self._context(layer, block_tokens), running, self.device, lender)
 
     def head(self, hidden: "Tensor", weights: "Iterable[Tensor] | None" = None) -> "Tensor":
         """Returns logits [num_blocks, T, vocab_size] in `dtype`, from the hidden states after the last layer. `weights`
@@ -255,31 +246,29 @@ class LayerStream:
 
     def block_nll(self, tokens: np.ndarray, hooks: Callable[[int], BlockHooks | None] | None = None) -> np.ndarray:
         """Token ids [num_blocks, T] -> each block's summed negative log likelihood in nats, float64 [num_blocks]."""
-        return self.token_nll(tokens, hooks).nll.cumsum(1)[:, -1]
+        return self.token_nll(tokens, hooks).cumsum(1)[:, -1]
 
-    def token_nll(self, tokens: np.ndarray, hooks: Callable[[int], BlockHooks | None] | None = None) -> "TokenScores":
-        """Scores every token but the first of each block, from ids [num_blocks, T]. Memory holds logits for one part of
-        the vocabulary and one block per thread at a time."""
+    def token_nll(self, tokens: np.ndarray, hooks: Callable[[int], BlockHooks | None] | None = None) -> np.ndarray:
+        """Returns the negative log likelihood of every token but the first of each block, float64 [num_blocks, T - 1],
+        nats, from ids [num_blocks, T]. Memory holds logits for one part of the vocabulary and one block per thread."""
         return self.score(self.last_hidden(tokens, hooks), tokens)
 
-    def score(self, hidden: "Tensor", tokens: np.ndarray) -> "TokenScores":
-        """Scores as `token_nll` does, from the hidden states after the last layer."""
+    def score(self, hidden: "Tensor", tokens: np.ndarray) -> np.ndarray:
+        """Returns what `token_nll` does, from the hidden states after the last layer."""
         import torch
 
         targets = torch.from_numpy(np.asarray(tokens[:, 1:], np.int64))
         log_sums = torch.full(targets.shape, -torch.inf, dtype=torch.float64)
-        highest = torch.full_like(log_sums, -torch.inf)
         chosen = torch.zeros_like(log_sums)
         for part in self.head_parts(hidden[:, :-1]):
 
             def run(block: int, part: HeadPart = part) -> None:
                 logits = part.logits(block).double()
                 log_sums[block] = torch.logaddexp(log_sums[block], torch.logsumexp(logits, dim=-1))
-                highest[block] = torch.maximum(highest[block], logits.amax(dim=-1))
                 chosen[block] += part.chosen(logits, targets[block])
 
             self.each(run, len(tokens))
-        return TokenScores((log_sums - chosen).numpy(), (chosen >= highest).numpy())
+        return (log_sums - chosen).numpy()
 
     def each(self, work: Callable[[int], None], count: int) -> None:
         """Calls `work` with 0 … count - 1, without gradients, in threads of one core each."""
@@ -414,8 +403,8 @@ class LayerStream:
             rows = self._rows(self.spec.head_role, start, min(start + HEAD_ROWS, self.spec.vocab_size))
             yield torch.from_numpy(np.ascontiguousarray(rows, np.float32)).to(self.dtype, copy=True).to(self.device)
 
-    def _context(self, layer: int, length: int) -> tuple[Any, dict[str, Any]]:
-        """Returns (attention mask, further arguments) of a layer for blocks of `length` tokens."""
+    def _context(self, layer: int, length: int) -> dict[str, Any]:
+        """Returns the arguments of a layer beside hidden states, for blocks of `length` tokens."""
         import torch
         from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
 
@@ -426,12 +415,12 @@ class LayerStream:
             config=self._config, inputs_embeds=sample, attention_mask=None, past_key_values=None, position_ids=positions
         )
         modules = self._architecture.MODULES
-        keywords: dict[str, Any] = {"position_ids": positions, **modules.layer_arguments}
+        keywords: dict[str, Any] = {"attention_mask": mask, "position_ids": positions, **modules.layer_arguments}
         if self.spec.position == "rotary":
             rotary, of_kind = _common.rotary_module(modules, self._config).to(self.device), modules.rotary
             kinds = [of_kind[kind] for kind in (self.spec.rotary_of(layer),) if of_kind.get(kind)]
             keywords["position_embeddings"] = rotary(sample, positions, *kinds)
-        return mask, keywords
+        return keywords
 
     def _attach(self, number: int, layer: "nn.Module", running: threading.local) -> None:
 
@@ -443,7 +432,6 @@ class LayerStream:
 
             return change
 
-        modules = self._architecture.MODULES
-        is_dense = self.spec.is_dense(number)
-        signals: list[Signal] = [signal for signal in modules.taps if not is_dense or signal in OF_ANY_LAYER]
-        taps.attach(layer, modules, [(signal, change_of(signal)) for signal in signals])
+        for signal, tap in self._architecture.MODULES.taps.items():
+            if not self.spec.is_dense(number) or signal in OF_ANY_LAYER:
+                taps.attach(layer, tap, change_of(signal))

@@ -108,9 +108,8 @@ class RoundedKeys(Variation):
         super().__init__(source)
         self._cache = _RoundingCache(STORED[kind])
 
-    def _context(self, layer: int, length: int) -> tuple[Any, dict[str, Any]]:
-        mask, keywords = super()._context(layer, length)
-        return mask, {**keywords, self._architecture.MODULES.cache_argument: self._cache}
+    def _context(self, layer: int, length: int) -> dict[str, Any]:
+        return super()._context(layer, length) | {self._architecture.MODULES.cache_argument: self._cache}
 
 
 @dataclass(frozen=True)

@@ -1,15 +1,13 @@
 """Reads and replaces the signals of a layer inside transformers' own modules.
 
 The architecture says which module a signal passes (compiler/architectures: `MODULES.taps`); the caller says what to do
-with it. A layer has only the signals that its architecture names; asking for another is an error.
+with it.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from coldpress.compiler.architectures._common import Modules, Tap
-from coldpress.schemas.errors import ColdpressError
-from coldpress.schemas.families import Signal
+from coldpress.compiler.architectures._common import Tap
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -18,20 +16,21 @@ Change = Callable[["Tensor"], "Tensor | None"]
 """Receives a signal [..., n] and may return its replacement."""
 
 
-def attach(layer: "nn.Module", modules: Modules, changes: Iterable[tuple[Signal, Change]]) -> None:
-    """Calls each change with its signal whenever `layer` runs; raises ColdpressError if the layer lacks it."""
-    for signal, change in changes:
-        tap = modules.taps.get(signal)
-        if tap is None:
-            raise ColdpressError(
-                f"layers of {modules.prefix} have no signal {signal}, expected one of {', '.join(modules.taps)}; "
-                "choose a method for another family"
-            )
-        module = layer.get_submodule(tap.path)
-        if tap.side == "output":
-            module.register_forward_hook(_after(tap, change))
-        else:
-            module.register_forward_pre_hook(_before(tap, change), with_kwargs=True)
+def attach(layer: "nn.Module", tap: Tap, change: Change) -> None:
+    """Calls `change` with the signal at a place in `layer` whenever the layer runs."""
+    module = layer.get_submodule(tap.path)
+    if tap.side == "output":
+        module.register_forward_hook(lambda _module, _inputs, output: _changed(tap, change, output))
+        return
+
+    def before(_module: Any, inputs: tuple[Any, ...], named: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Attention receives its input by name, other modules by position."""
+        found = _changed(tap, change, inputs[0] if inputs else named["hidden_states"])
+        if found is None:
+            return inputs, named
+        return ((found, *inputs[1:]), named) if inputs else (inputs, {**named, "hidden_states": found})
+
+    module.register_forward_pre_hook(before, with_kwargs=True)
 
 
 def _changed(tap: Tap, change: Change, whole: "Tensor") -> "Tensor | None":
@@ -45,18 +44,3 @@ def _changed(tap: Tap, change: Change, whole: "Tensor") -> "Tensor | None":
         return None
     parts[tap.part] = found
     return torch.cat(parts, dim=-1)
-
-
-def _after(tap: Tap, change: Change) -> Callable[..., Any]:
-    return lambda _module, _inputs, output: _changed(tap, change, output)
-
-
-def _before(tap: Tap, change: Change) -> Callable[..., Any]:
-    def hook(_module: Any, inputs: tuple[Any, ...], named: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Attention receives its input by name, other modules by position."""
-        found = _changed(tap, change, inputs[0] if inputs else named["hidden_states"])
-        if found is None:
-            return inputs, named
-        return ((found, *inputs[1:]), named) if inputs else (inputs, {**named, "hidden_states": found})
-
-    return hook

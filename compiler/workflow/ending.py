@@ -78,10 +78,8 @@ class Ending(logging.Handler):
         self._fetch_logs()
         unfinished, failed = self._logs(), []
         for name, build in self._builds.items():
-            own = (
-                build.target_folder,
-                build.folder / "logs",
-            )  # the second has those of jobs that its model's builds share
+            # a build's own jobs, and those that all builds of its model share
+            own = build.target_folder, build.folder / "logs"
             logs = {log: rule for log, rule in unfinished.items() if any(map(log.is_relative_to, own))}
             if logs:
                 self._note_earlier(name, build)

@@ -222,7 +222,7 @@ def test_what_is_left_out_of_the_model_is_what_is_not_predicted(tmp_path: Path) 
     codes = {name: random.normal(size=shape).astype(np.float16) for name, shape in matrix_shapes(spec, 8).items()}
     arrays = {name: values.view(np.uint8).reshape(len(values), -1) for name, values in codes.items()}
     saved = save_arrays(tmp_path / "predictor.safetensors", arrays)
-    whole = stream.token_nll(source.tokens).nll
+    whole = stream.token_nll(source.tokens)
     results = {}
     for threshold in (-1e9, 0.0, 1e9):
         point = Point(threshold=threshold, recall=1, precision=1, predicted_density=1)

@@ -124,7 +124,7 @@ def test_a_layer_alone_is_the_model_with_only_its_predictor(
     stream: LayerStream, trained: dict[int, TrainedLayer]
 ) -> None:
     errors, changed = effects_alone(PREDICTOR, stream, TOKENS, trained, NO_TOPK)
-    whole = stream.token_nll(TOKENS).nll
+    whole = stream.token_nll(TOKENS)
     for layer, one in trained.items():
         smallest = network_of(PREDICTOR, "fp16", one.sizes[0], one.sizes[0].points[0], HIDDEN)
         nll, _ = nll_with(stream, TOKENS, [layer], {layer: smallest}.__getitem__)

@@ -84,7 +84,7 @@ def effects_alone(
             errors[layer] = found
         hidden = stream.run_layer(layer, hidden, hooks)
     variants = 1 + len(trained)
-    nll = stream.score(hidden, np.concatenate([tokens] * variants)).nll.reshape(variants, *tokens[:, 1:].shape)
+    nll = stream.score(hidden, np.concatenate([tokens] * variants)).reshape(variants, *tokens[:, 1:].shape)
     changed = {layer: float(np.square(nll[1 + place] - nll[0]).mean()) / 2 for place, layer in enumerate(errors)}
     return {layer: found.sum(axis=0) for layer, found in errors.items()}, changed
 
@@ -163,7 +163,7 @@ def nll_with(
     def of_layer(layer: int) -> BlockHooks | None:
         return _deciding(network(layer), _mlp(stream, layer), cosines[layer]) if layer in cosines else None
 
-    nll = stream.token_nll(tokens, of_layer).nll
+    nll = stream.token_nll(tokens, of_layer)
     return nll, {layer: float(found.mean()) for layer, found in cosines.items()}
 
 
