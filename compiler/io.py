@@ -67,8 +67,7 @@ def _file_digest(path: Path) -> str:
 
 
 def checked_path(source: ArrayFile) -> Path:
-    """Returns the path of an array file after checking its content against its record. Raises ColdpressError if the
-    file is missing or has changed since its stage ended."""
+    """Returns an array file's path; raises ColdpressError if it is missing or has changed since its stage ended."""
     path = Path(source.array_file)
     return checked_file(path, source.sha256, f"{path.parent}.json")
 
@@ -200,8 +199,7 @@ def _rename_folder(work: Path, final: Path) -> None:
 
 
 def load_record(path: Path, kind: type[R]) -> R:
-    """Reads a record; its paths become absolute. Raises ColdpressError if the file is missing, has changed since it was
-    written, or is not a `kind`."""
+    """Reads a record; its paths become absolute. Raises ColdpressError if it is missing, changed, or not a `kind`."""
     folder = path.parent.resolve()
     try:
         opened = unseal(path.read_bytes())
@@ -259,8 +257,7 @@ def array_file(path: Path) -> ArrayFile:
 
 
 def load_arrays(source: ArrayFile, *names: str) -> dict[str, np.ndarray]:
-    """Loads the named arrays of a file, or all of them. Raises ColdpressError if the file is missing or damaged, or
-    lacks an array."""
+    """Loads the named arrays of a file, or all; raises ColdpressError if it is missing or damaged, or lacks one."""
     path = checked_path(source)
     try:
         if path.name.endswith(PACKED):

@@ -76,8 +76,7 @@ class Job:
 
 
 def run_job(job: Job) -> Record:
-    """Runs a stage and saves its record. Raises ColdpressError if a setting or a record does not fit, or the stage
-    refuses its input."""
+    """Runs a stage and saves its record; raises ColdpressError if a setting or record does not fit, or is refused."""
     parameters = parameters_of(job.stage)
     config = _validated(parameters["config"], job.settings)
     inputs: dict[str, typing.Any] = {"config": config, "layers": job.layers, "threads": job.threads}

@@ -31,8 +31,7 @@ TELLING_S = 1.0
 
 @contextmanager
 def build_locks(folders: Sequence[Path]) -> Iterator[None]:
-    """Holds the build lock of each folder within the block. Raises ColdpressError if another process holds it, or a job
-    of an earlier build still runs."""
+    """Holds each folder's build lock within the block; raises ColdpressError if another build or a job runs."""
     sign = _signature("build")
     with ExitStack() as held:
         for folder in folders:
@@ -61,8 +60,7 @@ def _build_lock(folder: Path, sign: str) -> Iterator[None]:
 
 @contextmanager
 def job_lock(folder: Path, stage: str) -> Iterator[None]:
-    """Shares the job lock of the build in `folder` within the block. Raises ColdpressError if the job's build was ended
-    and another one has begun since."""
+    """Shares the job lock of a build within the block; raises ColdpressError if another build has begun since."""
     with _opened(folder / JOBS_FILE) as jobs:
         is_free = _locked(jobs, fcntl.LOCK_SH)
         with _opened(folder / LOCK_FILE) as build:  # read under the lock: a build writes it while it holds both

@@ -47,8 +47,7 @@ def publishing(target: Path) -> Iterator[Path]:
 
 
 def move(folder: Path, target: Path) -> None:
-    """Renames `folder` to `target` in one step; deletes an earlier artifact at `target`. Raises ColdpressError if
-    `target` exists and is not an artifact."""
+    """Renames `folder` to `target` in one step, in place of an artifact; raises ColdpressError for anything else."""
     _refuse_foreign(target)
     remove_leftovers(target)
     make_folder(target.parent)

@@ -45,8 +45,7 @@ class PassConfig(ComputeConfig):
 def pass_needs(
     stage: str, build: "Build", families: tuple[FamilyName, ...], with_bits: Iterable[FamilyName]
 ) -> StageNeeds:
-    """Returns the needs of a pass over the text: a layer, the running blocks, the mean squares of inputs, and twice the
-    bits of a layer's units, which are recorded of the families `with_bits`."""
+    """Returns the needs of a pass over the text that records the bits of the families `with_bits`."""
     spec = build.model.spec
     bits = [family for family in leaders(families, spec) if family in with_bits]
     running = build.running_bytes(6, 8)

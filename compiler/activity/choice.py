@@ -32,8 +32,7 @@ REPLAYED_LAYERS = 4
 
 
 def replayed_layers(spec: ModelSpec) -> tuple[int, ...]:
-    """Returns the layers whose requests stand for those of all layers, from the first to the last whose MLP has units:
-    `explore` traces them, and `allocate` replays them."""
+    """Returns the layers, of those whose MLP has units, whose requests stand for those of all layers."""
     having = layers_of(WHOLE_MLP, spec)
     picked = np.unique(np.linspace(0, len(having) - 1, min(REPLAYED_LAYERS, len(having))).round().astype(int))
     return tuple(having[place] for place in picked.tolist())

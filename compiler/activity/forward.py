@@ -61,8 +61,7 @@ BlockHooks = Callable[[int], Hooks]
 
 
 def choose_device(asked: str) -> str:
-    """Returns torch's name of the device that computes: the one asked for, or for `auto` an accelerator if there is
-    one. Raises ColdpressError if there is no such device."""
+    """Returns torch's name of a device, an accelerator for `auto` if there is one; raises ColdpressError without it."""
     import torch
 
     if asked == "auto":

@@ -56,8 +56,7 @@ class Trace:
 
 
 def split_tokens(num_tokens: int) -> tuple[int, tuple[Window, ...]]:
-    """Returns the number of tokens that choices are made from, and the windows that they are compared on; raises
-    ColdpressError if there are fewer than two."""
+    """Returns the number of tokens to choose from, and the windows to compare on; raises ColdpressError below two."""
     if num_tokens < 2:
         raise ColdpressError(
             f"{num_tokens} calibration tokens: expected at least 2 to choose what is pinned on tokens that the "

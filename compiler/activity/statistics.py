@@ -69,8 +69,7 @@ def layer_record(
     experts: ArrayFile | None = None,
     mean_squares: ArrayFile | None = None,
 ) -> LayerStatistics:
-    """Returns the record of one layer's array files: `families` has units and arrays of each family, `before` the
-    arrays of the layer before, empty for layer 0."""
+    """Makes the record of a layer: `families` have units and arrays, `before` the arrays of the layer before."""
     found = []
     for family, (units, arrays) in families.items():
         counts = load_arrays(arrays).get("counts")

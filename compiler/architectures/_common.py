@@ -218,8 +218,7 @@ class Llama(Architecture):
 
 
 def layer_taps(attention: str, mixed: str, mlp: str, act: str, down: str) -> dict[Signal, Tap]:
-    """Places of a layer's signals, by the paths of attention, its last matrix, the MLP, its activation, its last
-    matrix."""
+    """Places of a layer's signals: attention, its last matrix, the MLP, its activation, its last matrix."""
     return {
         "attention_input": Tap(attention),
         "attention_mixed": Tap(mixed),
@@ -240,8 +239,7 @@ def llama_modules(
 
 
 def source_config(modules: Modules, raw: Mapping[str, Any]) -> Any:
-    """Returns transformers' configuration object for a believed config.json, defaults filled in; raises CheckpointError
-    with transformers' own words, where it refuses the values."""
+    """Returns transformers' configuration of a believed config.json; raises CheckpointError with its own words."""
     from transformers import AutoConfig
 
     values = {key: value for key, value in raw.items() if key != "model_type"}
@@ -308,8 +306,7 @@ def activation(name: str) -> Activation:
 
 
 def activation_fields(modules: Modules, config: Any) -> dict[str, Any]:
-    """Returns the fields of a spec that describe the activation; raises CheckpointError if the runtime has no such
-    activation, or a threshold comes with an activation other than relu."""
+    """Returns a spec's fields of the activation; raises CheckpointError if the runtime has none such."""
     name, threshold = activation(getattr(config, modules.activation_key)), getattr(config, THRESHOLD_KEY, 0) or 0
     if not threshold:
         return {"hidden_act": name}

@@ -107,8 +107,7 @@ def _renamed(shard: str) -> str:
 
 
 def _tensors(path: Path) -> Mapping[str, "torch.Tensor"]:
-    """Returns the tensors of a pickle by name, mapped from the file; raises CheckpointError if it holds anything else,
-    or more than the file has."""
+    """Returns the tensors of a pickle by name, mapped from the file; raises CheckpointError for anything else in it."""
     import torch
 
     try:
@@ -164,8 +163,7 @@ def _write(path: Path, tensors: Mapping[str, "torch.Tensor"]) -> None:
 
 
 def _joined_tokenizer(folder: Path) -> str:
-    """Returns the tokenizer.json of GPT-2's kind of tokenizer, byte-level BPE, from its vocabulary and merges; raises
-    CheckpointError if it is of another kind, or the files do not fit."""
+    """Returns the tokenizer.json of GPT-2's byte-level BPE in two files; raises CheckpointError for other kinds."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
     settings = read_object(regular_file(folder, SETTINGS), MAX_SETTINGS_BYTES) if is_there(folder, SETTINGS) else {}

@@ -30,8 +30,7 @@ RULES = Rules(
 
 
 def read_header(path: Path) -> Mapping[str, TensorEntry]:
-    """Returns the tensors of a safetensors or GGUF file by name, in the order of their bytes; raises CheckpointError
-    naming the file, the tensor, what was found and what was expected."""
+    """Returns a safetensors or GGUF file's tensors by name, in the order of their bytes; raises CheckpointError."""
     return _cached(_read_header, path)
 
 

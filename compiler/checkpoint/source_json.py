@@ -19,8 +19,7 @@ def refuse_pointer(name: str, data: bytes) -> None:
 
 
 def read_json(path: Path, max_bytes: int, limits: strict_json.Limits = strict_json.FOREIGN) -> Any:
-    """Returns the value of a strict JSON file of at most `max_bytes`, otherwise within `limits`; raises CheckpointError
-    if the file is larger, missing or not strict JSON."""
+    """Returns the value of a strict JSON file of at most `max_bytes`; raises CheckpointError for any other."""
 
     def refuse(found: str, expected: str) -> CheckpointError:
         return CheckpointError(f"{path.name} is {found}, expected {expected}; copy or download the file again")

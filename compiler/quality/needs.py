@@ -21,8 +21,7 @@ LOGIT_ARRAYS = 6
 
 
 def needs_of_passes(stage: str, build: "Build", methods: Sequence[Method]) -> StageNeeds:
-    """Returns the needs of passes that measure all formats and, with `methods`, these selectors and all that goes with
-    them: a layer, hidden states of all densities twice, and logits for a part of the vocabulary."""
+    """Returns the needs of passes that measure all formats and, with `methods`, these selectors and their routing."""
     settings, spec = build.settings["explore"], build.model.spec
     tokens = max(settings["explore_tokens"], build.block_tokens)
     whole = 4 * tokens * spec.hidden_size

@@ -77,8 +77,7 @@ class Passes:
         return replace(self, tokens=tokens, whole=torch.cat([self.whole, rest]), work=work, begun=self)
 
     def differences(self, title: str, hidden: Hidden, head: LayerStream | None = None) -> Differences:
-        """Returns what a pass measured, with the source's head or another one; an interrupted run of the same inputs
-        may have left it."""
+        """Returns what a pass measured, with the source's head or another; an interrupted run may have left it."""
         found = self._differences(title, hidden, head)
         self.steps.add()
         return found
@@ -105,8 +104,7 @@ class Passes:
         in_cache: bool = True,
         as_large: ModelSpec | None = None,
     ) -> Curve:
-        """Returns a selector's curve at `densities`, None for all of `along`'s; `in_cache` and `as_large` as in
-        `variants`."""
+        """Returns a selector's curve at `densities`, by default at all of `along`'s; the rest is as in `variants`."""
         spec = self.stream.spec
         at = [density for density in reached(along, options, spec) if densities is None or density in densities]
 

@@ -35,8 +35,7 @@ def few_tokens(blocks: np.ndarray) -> np.ndarray:
 def whole_run(
     stream: LayerStream, tokens: np.ndarray, layers: tuple[int, ...], work: Workspace
 ) -> tuple[ArrayFile, "Tensor"]:
-    """Returns the trace, and the whole model's hidden states after the last layer; an interrupted run may have left
-    them."""
+    """Returns the trace, and the hidden states after the last layer; an interrupted run may have left them."""
     import torch
 
     trace, kept = work.current(TRACE), work.current("whole")

@@ -79,8 +79,7 @@ def on_one_core(algorithm: Algorithm) -> AbstractContextManager[object]:
 
 @cache
 def _libraries(algorithm: str) -> "ThreadpoolController":
-    """Looks once for the libraries that are loaded with an algorithm, which may bring its own: that takes milliseconds,
-    as long as rounding a small matrix."""
+    """Looks once for the libraries loaded with an algorithm: that takes as long as rounding a small matrix."""
     from threadpoolctl import ThreadpoolController
 
     return ThreadpoolController()

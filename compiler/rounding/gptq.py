@@ -36,8 +36,7 @@ class Plugin(Algorithm):
     NEEDS_GRAM = True
 
     def quantize(self, weights: Weights, format_name: FormatName) -> np.ndarray:
-        """See `Algorithm`. Raises ColdpressError if a value or a scale is beyond float16, or the Gram matrix does not
-        fit the inputs."""
+        """See `Algorithm`; also raises ColdpressError if the Gram matrix does not fit the inputs."""
         if weights.gram is None:
             return rtn.Plugin().quantize(weights, format_name)
         codec = load("coldpress.runtime.quantization", Format, format_name)

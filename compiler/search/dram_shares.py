@@ -9,7 +9,7 @@ import math
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
-from coldpress.compiler.activity.counted import counted
+from coldpress.compiler.activity.packed_bits import counted
 from coldpress.compiler.candidates import AUTO, DEFAULT_FORMAT, caches_for, own_cache_options
 from coldpress.compiler.cost_model import (
     all_read_units,

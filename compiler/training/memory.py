@@ -96,8 +96,7 @@ class Size:
 
     @property
     def two_models_bytes(self) -> int:
-        """Returns the memory for two models in float32 with all weights of the student training: every copy of the
-        weights, a gradient for each running block, and the blocks."""
+        """Returns the memory for training all weights of a student beside its teacher, both in float32."""
         copies = (BYTES_PER_PARAMETER + 4 * self.threads) * self.num_parameters
         return copies + max(self.threads * self.running_bytes(widened=False), self.writing_bytes)
 

@@ -128,8 +128,7 @@ def _known(folder: Path) -> Path:
 
 
 def _limited(workflow: Any, builds: Sequence[BuildConfig], execute: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps Snakemake's run, which plans and executes, in the locks of the models, which a dry run does not need, and
-    in the limit on memory, which a cluster has of its own."""
+    """Wraps Snakemake's run in the models' locks, except for a dry run, and in this machine's limit on memory."""
 
     def run(*, executor_plugin: Any, **others: Any) -> Any:
         settings = executor_plugin.common_settings
@@ -229,8 +228,7 @@ def _fetch(provider: Any, query: str, path: Path, asked: int) -> None:
 
 
 def time_no_shared_rule(workflow: Any) -> None:
-    """Takes the file of a job's time and memory from each rule whose result may come from Snakemake's cache, as
-    Snakemake demands; call it after all rules are read."""
+    """Empties `benchmark` of each rule whose result may come from a cache; call it after all rules are read."""
     for rule in workflow.rules:
         if rule.cache and rule.cache.output:
             rule._benchmark = None

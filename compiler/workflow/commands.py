@@ -65,8 +65,7 @@ def records(wildcards: Any, input: Any) -> str:
 
 
 def named_records(input: Any) -> dict[str, list[str]]:
-    """Returns parameter -> files for a rule's named inputs, without the folders of array files, and without inputs that
-    this build does not have."""
+    """Returns parameter -> files of a rule's named inputs that this build has, without folders of array files."""
     named = {name: [files] if isinstance(files, str) else list(files) for name, files in input.items()}
     return {name: files for name, files in named.items() if files and name != ARRAYS}
 

@@ -24,8 +24,7 @@ TOLD_S = 10
 
 
 def download(config: BuildConfig, inputs: Inputs, ingested: Path, threads: int | None) -> None:
-    """Downloads what the build's model lacks, and says how far it is; see `check_before_download` for what is refused.
-    Raises ColdpressError if it cannot be had, or does not fit; the text is one sentence."""
+    """Downloads what the model lacks, and says how far it is; raises ColdpressError if it does not come or fit."""
     model = config.model
     if model.packages is not None:
         fetch(model.packages, _tell)

@@ -136,8 +136,7 @@ def _time_of(path: Path) -> int | None:
 
 
 def show(folder: Path) -> str:
-    """Returns the whole screen for a device's build folder; raises ColdpressError if a record is missing, or metrics
-    and package describe two artifacts."""
+    """Returns the screen for a build folder; raises ColdpressError if a record is missing or is of another artifact."""
     metrics, package = load_record(folder / "metrics.json", Metrics), load_record(folder / "publish.json", Package)
     if metrics.artifact_sha256 != package.manifest_sha256:
         raise ColdpressError(

@@ -214,8 +214,7 @@ def unknown_key(name: str, chosen: Mapping[str, tuple[str, ...]]) -> ColdpressEr
 
 
 def check_flags(names: Iterable[str], command: str) -> None:
-    """Refuses flags of a command line that are neither keys nor options of any plug-in; raises ColdpressError naming
-    the flag as typed, and the nearest one."""
+    """Refuses flags that are neither keys nor options of plug-ins, with a ColdpressError that names the nearest one."""
     for name in names:
         if name not in config_keys() and not owners_of(name):
             near = difflib.get_close_matches(name, config_keys(), n=1)

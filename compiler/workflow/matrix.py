@@ -140,8 +140,7 @@ def modules(builds: Mapping[str, BuildConfig]) -> list[Module]:
 
 
 def selected(file: Path, only: str | None) -> Cells:
-    """Returns the builds of a file that `only` names; all of them without it. Raises ColdpressError if the file cannot
-    be read, or `only` names what it does not have."""
+    """Returns the builds of a file that `only` names, by default all; raises ColdpressError for a name it lacks."""
     found = cells(read_matrix(file), file.resolve().parent)
     names = found if only is None else only.split(",")
     for name in names:
