@@ -12,7 +12,6 @@ import ast
 import functools
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
 
 import coldpress
 from coldpress.compiler.io import digest
@@ -41,10 +40,10 @@ def source_files(stage: str, plugins: Plugins, root: Path = ROOT) -> list[Path]:
         pending |= {*filter(None, [name.rpartition(".")[0]])}  # importing a module runs its packages
         for file in found[name]:
             if file.suffix == ".py":
-                code = _references(file, root)
-                pending |= code.imports
-                packages |= code.packages
-                texts |= code.texts
+                imports, named, others = _references(file, root)
+                pending |= imports
+                packages |= named
+                texts |= others
         pending -= found.keys()
         if not pending:
             chosen = {module for package in packages for module in _chosen(package, plugins, texts, root)}
@@ -83,30 +82,21 @@ def _text(file: Path) -> str:
     return file.read_text(encoding="utf-8", errors="replace")
 
 
-class _Code(NamedTuple):
-    """The names in a source file."""
-
-    imports: set[str]
-    packages: set[str]
-    """Packages that it names as text."""
-    texts: set[str]
-
-
 @functools.cache
-def _references(file: Path, root: Path) -> _Code:
-    """Reads a file's names. The mark of a setting (schemas/config.py) names a package only to list values and loads
-    nothing. Imports for the type checker alone never run."""
-    found = _Code(set(), set(), set())
+def _references(file: Path, root: Path) -> tuple[set[str], set[str], set[str]]:
+    """Returns (imports, packages named as text, other texts) of a file. The mark of a setting (schemas/config.py) names
+    a package only to list values and loads nothing. Imports for the type checker alone never run."""
+    imports, packages, texts = set[str](), set[str](), set[str]()
     nodes = list(_executed(ast.parse(_text(file), filename=str(file))))
     marks = {id(node.value) for node in nodes if isinstance(node, ast.keyword) and node.arg == "plugins"}
     for node in nodes:
         if isinstance(node, ast.Import):
-            found.imports.update(alias.name for alias in node.names)
+            imports.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
-            found.imports.update([node.module, *(f"{node.module}.{alias.name}" for alias in node.names)])
+            imports.update([node.module, *(f"{node.module}.{alias.name}" for alias in node.names)])
         elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in marks:
-            (found.packages if _is_package(node.value, root) else found.texts).add(node.value)
-    return found._replace(imports={name for name in found.imports if name.split(".")[0] in PACKAGES})
+            (packages if _is_package(node.value, root) else texts).add(node.value)
+    return {name for name in imports if name.split(".")[0] in PACKAGES}, packages, texts
 
 
 def _executed(node: ast.AST) -> Iterator[ast.AST]:

@@ -33,7 +33,8 @@ class ExpertCounts:
         import torch
 
         self._router = router_of(model, layer)
-        self._matrix = [None if part is None else torch.from_numpy(part) for part in router_matrix(model, layer)]
+        weight, bias = router_matrix(model, layer)
+        self._weight, self._bias = torch.from_numpy(weight), None if bias is None else torch.from_numpy(bias)
         self._guesses: list[np.ndarray | None] = [None] * num_blocks
         self._used: list[np.ndarray | None] = [None] * num_blocks
         self._guessed: list[int | None] = [None] * num_blocks
@@ -42,9 +43,8 @@ class ExpertCounts:
         """Chooses experts from a block's MLP inputs of the layer before, [T, hidden_size]."""
         import torch
 
-        weight, bias = self._matrix
-        assert weight is not None
-        self._guesses[block] = self._chosen(torch.nn.functional.linear(inputs.float(), weight, bias))
+        logits = torch.nn.functional.linear(inputs.float(), self._weight, self._bias)
+        self._guesses[block] = self._chosen(logits)
 
     def count(self, block: int, logits: "Tensor") -> None:
         """Records a block's experts, from its router's own logits, [T, num_experts]."""

@@ -217,7 +217,14 @@ class LayerStream:
 
     def head_parts(self, hidden: "Tensor", weights: "Iterable[Tensor] | None" = None) -> Iterator[HeadPart]:
         """Yields the head a part at a time, from the hidden states after the last layer; `weights` as for `head`."""
-        normed, start = self._final_norm(hidden), 0
+        import torch
+
+        norm, normed, start = self._loaded_norm(), torch.empty_like(hidden), 0
+
+        def run(block: int) -> None:
+            normed[block] = norm(hidden[block].to(self.device)).cpu()
+
+        self.each(run, len(hidden))
         for weight in self.head_weights() if weights is None else weights:
             product = self._head_product(weight, start)
 
@@ -382,17 +389,6 @@ class LayerStream:
             return found if cap is None else torch.tanh(found / cap) * cap
 
         return logits
-
-    def _final_norm(self, hidden: "Tensor") -> "Tensor":
-        import torch
-
-        norm, out = self._loaded_norm(), torch.empty_like(hidden)
-
-        def run(block: int) -> None:
-            out[block] = norm(hidden[block].to(self.device)).cpu()
-
-        self.each(run, len(hidden))
-        return out
 
     def head_weights(self) -> Iterator["Tensor"]:
         """Yields the head's rows, at most HEAD_ROWS at a time, [n, hidden_size]."""

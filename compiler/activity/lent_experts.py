@@ -87,8 +87,10 @@ class Lender:
         if self._kept is not None:
             for number in sorted(set(used)):
                 with self._lock:
-                    lent = [self._keep(number, name, self._kept) for name in names]
-                yield number, lent
+                    for name in names:
+                        if (number, name) not in self._kept:
+                            self._kept[number, name] = self._load(number, name)
+                yield number, [self._kept[number, name] for name in names]
             return
         with self._lock:
             self._wanted.update(used)
@@ -100,11 +102,6 @@ class Lender:
             if number in used:
                 yield number, self._lent
         self._together(self._lent.clear)
-
-    def _keep(self, number: int, name: str, kept: "dict[tuple[int, str], nn.Module]") -> "nn.Module":
-        if (number, name) not in kept:
-            kept[number, name] = self._load(number, name)
-        return kept[number, name]
 
     def _take(self, number: int, names: Sequence[str]) -> None:
         self._lent.clear()  # before the next is read, so that memory holds one

@@ -14,7 +14,6 @@ from coldpress.compiler.architectures import _common
 from coldpress.runtime.plugins import load_class
 from coldpress.runtime.routers import PACKAGE as ROUTERS
 from coldpress.runtime.routers import Router, router_class
-from coldpress.schemas.base import Options
 from coldpress.schemas.errors import CheckpointError
 from coldpress.schemas.families import Signal
 from coldpress.schemas.model import MLP_ROLES, MatrixRole, ModelSpec, matrices
@@ -129,7 +128,8 @@ def mixture_spec(modules: _common.Modules, config: Any, key: str = "num_experts"
     together."""
     names = {field: name for name, field in ROUTER_KEYS.items()} | {"num_experts": key}
     found = {field: getattr(config, name, None) for field, name in names.items()}
-    found |= {"router_scores": modules.router, "router_options": _settings(modules, config)}
+    options = load_class(ROUTERS, Router, modules.router or "").OPTIONS.model_fields
+    found |= {"router_scores": modules.router, "router_options": {name: getattr(config, name) for name in options}}
     fields = {field: value for field, value in found.items() if value is not None} | own
     if fields.get("num_experts", 0) < 2:
         raise CheckpointError(f"config.json: {key} is {found['num_experts']}, expected at least 2 experts")
@@ -141,11 +141,6 @@ def mixture_spec(modules: _common.Modules, config: Any, key: str = "num_experts"
         field, expected = flaw
         raise CheckpointError(f"config.json: {names[field]} is {getattr(spec, field)}, expected {expected}")
     return spec
-
-
-def _settings(modules: _common.Modules, config: Any) -> Options:
-    kind = load_class(ROUTERS, Router, modules.router or "")
-    return {name: getattr(config, name) for name in kind.OPTIONS.model_fields}
 
 
 def layers_without(config: Any, dense: Collection[int]) -> dict[str, Any]:

@@ -141,11 +141,8 @@ class Passes:
         at = "-".join(f"{density:g}" for density in densities)
         return f"curve-{along.title}-at-{at}" + ("" if in_cache else "-without-cache")
 
-    def loss(self, title: str, changed: Callable[[], Rounded | RoundedKeys]) -> dict[str, Any]:
-        return self._lost(title, self.differences(title, lambda tokens, _: changed().last_hidden(tokens)))
-
-    def _lost(self, title: str, found: Differences) -> dict[str, Any]:
-        loss = loss_of(found, 0)
+    def loss(self, title: str, hidden: Hidden, head: LayerStream | None = None) -> dict[str, Any]:
+        loss = loss_of(self.differences(title, hidden, head), 0)
         LOG.info("%s: %s: perplexity ratio %.4f", self.stage, title, loss["ppl_ratio"])
         return loss
 
@@ -159,7 +156,7 @@ class Passes:
             return FormatLoss(**(known | NO_LOSS))
         name = formats if isinstance(formats, str) else f"mix-{hashlib.sha256(repr(formats).encode()).hexdigest()[:16]}"
         title = "-".join(("format", name, self.rounding.name, *families))
-        return FormatLoss(**known, **self.loss(title, lambda: rounded))
+        return FormatLoss(**known, **self.loss(title, lambda tokens, _: rounded.last_hidden(tokens)))
 
     def head(self, name: FormatName) -> HeadLoss:
         """Returns the loss of the head in a format: the whole model's hidden states are multiplied by it, and those of
@@ -169,11 +166,12 @@ class Passes:
             self.steps.add()
             return HeadLoss(format=name, **NO_LOSS)
         is_tied = self.stream.spec.tie_word_embeddings
-        found = self.differences(title, lambda tokens, whole: head.last_hidden(tokens) if is_tied else whole, head)
-        return HeadLoss(format=name, **self._lost(title, found))
+        loss = self.loss(title, lambda tokens, whole: head.last_hidden(tokens) if is_tied else whole, head)
+        return HeadLoss(format=name, **loss)
 
     def kv_cache(self, kind: KvCacheFormat) -> KvCacheLoss:
-        return KvCacheLoss(kv_cache=kind, **self.loss(f"kv-cache-{kind}", lambda: RoundedKeys(self.stream, kind)))
+        loss = self.loss(f"kv-cache-{kind}", lambda tokens, _: RoundedKeys(self.stream, kind).last_hidden(tokens))
+        return KvCacheLoss(kv_cache=kind, **loss)
 
     def routing(self, along: AlongStrengths) -> RoutingCurve:
         found = self.differences(f"routing-{along.title}", lambda tokens, _: along.last_hidden(self.stream, tokens))

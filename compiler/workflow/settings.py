@@ -109,10 +109,6 @@ class ModelReference(Record):
     """True if the MLP's activation has exact zeros, as ReLU has for inactive units."""
 
     @property
-    def is_gguf(self) -> bool:
-        return self.source.endswith(".gguf")
-
-    @property
     def is_mixture(self) -> bool:
         return self.modules.is_mixture
 
@@ -442,7 +438,7 @@ def _left_open(values: Mapping[str, Any], named: Collection[str], model: ModelRe
     has_draft_model = values["draft_model"] is not None and values["draft"] is None
     found: dict[str, str] = {"draft": AUTO} if has_draft_model else {}
     method = values["method"]
-    keeps_codes = method != AUTO and model.is_gguf and _is_whole(method)
+    keeps_codes = method != AUTO and model.source.endswith(".gguf") and _is_whole(method)
     is_searched = method == AUTO
     is_open = {
         "format": is_searched or keeps_codes,
