@@ -16,11 +16,8 @@ PIECES = 4
 
 
 class SourceLogits:
-    """Maps a block to the source's logits, float32 [block_tokens, vocab_size].
-
-    transformers runs one layer at a time over all blocks, once. Only the last hidden states and the head stay in
-    memory: blocks come when they are asked for, and all share one reading of the head.
-    """
+    """Maps a block to the source's logits, float32 [block_tokens, vocab_size]. Only the last hidden states and the head
+    stay in memory: blocks come when they are asked for, and all share one reading of the head."""
 
     def __init__(self, model: Model, blocks: np.ndarray, threads: int = 1, title: str = "verify, source") -> None:
         """Runs the model on `blocks` int32 [num_blocks, block_tokens] on so many cores; `title` begins its progress."""

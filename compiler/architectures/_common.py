@@ -319,11 +319,9 @@ def activation_fields(modules: Modules, config: Any) -> dict[str, Any]:
 
 def rope(modules: Modules, config: Any) -> dict[RotaryKind, tuple[np.ndarray, float]]:
     """Returns (frequencies float32 [rotary_dim / 2], factor on cos and sin) of each kind of rotation, as transformers
-    initializes them; only of those that some layer may use.
-
-    For longrope these are the short factors: contexts are limited to the original length, unless both are equal. Raises
-    CheckpointError if the kind of scaling depends on the length of the text or is unknown.
-    """
+    initializes them; only of those that some layer may use. For longrope these are the short factors: contexts are
+    limited to the original length, unless both are equal. Raises CheckpointError if the kind of scaling depends on the
+    length of the text or is unknown."""
     for kind in modules.rotary:
         scaling = rope_parameters(modules, config, kind)["rope_type"]
         if scaling not in ROPE_TYPES:

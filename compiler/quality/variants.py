@@ -180,12 +180,9 @@ def variants(
     in_cache: bool = True,
 ) -> Iterator[Variant]:
     """Yields a selector at each of some densities, which it can reach, with the arrays that it would have in the
-    artifact.
-
-    Reads have the prices of `as_large`'s units, which may be larger than the model's; None: of the model's own. A
-    selector that sees residency chooses with a cache in the loop, or (`in_cache`) as if DRAM were empty, which takes a
-    fraction of the time and loses less.
-    """
+    artifact. Reads have the prices of `as_large`'s units, which may be larger than the model's; None: of the model's
+    own. A selector that sees residency chooses with a cache in the loop, or (`in_cache`) as if DRAM were empty, which
+    takes a fraction of the time and loses less."""
     selector, held = _selector(along.method), along.resident_share
     own, spec = options_of(selector, options), model.spec
     families = selector.families(spec, own)

@@ -52,11 +52,9 @@ class Plugin(Algorithm):
 
 
 def error_factor(gram: np.ndarray) -> np.ndarray:
-    """Returns the upper triangular U with Uᵀ U = (H + damping)⁻¹, float32 [n, n].
-
-    With A upper triangular and H = A Aᵀ (Cholesky's factorization in reverse order of inputs), U is A⁻¹. An input that
-    never occurred affects no other. Raises ColdpressError if H is not positive definite with any damping.
-    """
+    """Returns the upper triangular U with Uᵀ U = (H + damping)⁻¹, float32 [n, n]. With A upper triangular and H = A Aᵀ
+    (Cholesky's factorization in reverse order of inputs), U is A⁻¹. An input that never occurred affects no other.
+    Raises ColdpressError if H is not positive definite with any damping."""
     diagonal = np.diag(gram)
     mean = float(diagonal.mean(dtype=np.float64))
     damping = DAMPING

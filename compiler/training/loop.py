@@ -207,12 +207,10 @@ def train(
 
 def move_back(lesson: Lesson, validation: np.ndarray, curve: Sequence[DistillationPoint], threads: int) -> float:
     """Moves a trained student back towards its source, as far as enough of its gain on validation text remains
-    (`Lesson.kept_gain`); returns the final share of the way from the source's weights to the trained ones.
-
-    On the way back the gain falls slowly at first, while the loss of dense quality shrinks at once: the gain falls with
-    about the square of the distance moved back, the dense loss grows with that of the distance from the source
-    (Wortsman et al. 2022). The student has the final weights of training.
-    """
+    (`Lesson.kept_gain`); returns the final share of the way from the source's weights to the trained ones. On the way
+    back the gain falls slowly at first, while the loss of dense quality shrinks at once: the gain falls with about the
+    square of the distance moved back, the dense loss grows with that of the distance from the source (Wortsman et al.
+    2022). The student has the final weights of training."""
     first, lowest = curve[0].validation_kl, min(point.validation_kl for point in curve)
     if lesson.at_share is None or lesson.kept_gain == 1 or lowest >= first:
         return 1.0

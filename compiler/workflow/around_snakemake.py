@@ -1,10 +1,6 @@
 """Does what the workflow needs of Snakemake beyond its documented interface; tests hold it to the pinned version.
 
-Rules alone cannot do some things. Snakemake works in the folder of all builds, wherever it is called from, so that its
-metadata lies beside the results. Each model's lock is held from before it plans until it ends. Results without metadata
-are refused. When builds fail, the sentences of the failed jobs come last.
-
-Beyond the documented interface, `workflow` is used for this:
+`workflow` is used for this:
 
 - `is_main_process`: each job on a cluster has a Snakemake that reads the Snakefile again, and takes no lock.
 - `execute` is wrapped: nothing documented runs before Snakemake plans, and `onstart` does not run if nothing is to do.

@@ -1,8 +1,6 @@
 """Downloads a model before the first job, and checks a hub model against this machine before that.
 
-The Snakefile calls it when a run starts: here the user sees how far it is, and a job on a cluster needs no network. The
-hub's index gives sizes, licence, and whether the commit exists and this user may read it; config.json gives shapes;
-preflight's own sums give the needs of the build.
+The Snakefile calls it when a run starts: here the user sees how far it is, and a job on a cluster needs no network.
 """
 
 import sys

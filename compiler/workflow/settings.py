@@ -1,8 +1,7 @@
 """Decides what a build does: checks and resolves the values of `snakemake --config` before any DAG exists.
 
-Reads model and device profiles (profiles/) and, for a model without a profile, only its config.json;
-compiler/workflow/keys.py defines the keys and their values. Returns a fully resolved `BuildConfig`, from which the
-rules take each stage's settings. Every refusal is one sentence with the nearest name and the known ones.
+Reads model and device profiles (profiles/) and, for a model without a profile, only its config.json. The rules take
+each stage's settings from the `BuildConfig`. Every refusal is one sentence with the nearest name and the known ones.
 """
 
 import json
