@@ -131,13 +131,10 @@ def _merged(files: Sequence[ArrayFile], tokens: Sequence[int]) -> dict[str, np.n
 def _inputs(files: Sequence[ArrayFile], key: str, work: Workspace) -> ArrayFile:
     with ExitStack() as stack:
         readers = [stack.enter_context(RowReader(checked_path(file))) for file in files]
-        specs = {
-            name: (
-                NUMPY_NAMES[entry.dtype],
-                (sum(reader.entries[name].shape[0] for reader in readers), *entry.shape[1:]),
-            )
-            for name, entry in readers[0].entries.items()
-        }
+        specs = dict[str, tuple[str, tuple[int, ...]]]()
+        for name, entry in readers[0].entries.items():
+            num_rows = sum(reader.entries[name].shape[0] for reader in readers)
+            specs[name] = NUMPY_NAMES[entry.dtype], (num_rows, *entry.shape[1:])
         writer = stack.enter_context(writing_rows(work.begin(key), specs))
         for name, (dtype, (_, *rest)) in specs.items():
             start = 0

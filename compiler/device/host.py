@@ -202,14 +202,8 @@ def kernel_rates() -> Iterator[tuple[FormatName, float, Rounds]]:
         for density in DENSITIES:
             count = max(1, round(density * len(units)))
             drawn = [np.sort(rng.permutation(len(units))[:count]).astype(np.int32) for _ in range(KERNEL_ROUNDS + 1)]
-            yield (
-                name,
-                density,
-                timed(
-                    count * units.shape[1],
-                    [partial(mlp.mlp, units, slots, *rest, activations=DEFAULT_ACTIVATIONS) for slots in drawn],
-                ),
-            )
+            calls = [partial(mlp.mlp, units, slots, *rest, activations=DEFAULT_ACTIVATIONS) for slots in drawn]
+            yield name, density, timed(count * units.shape[1], calls)
 
 
 def further_shares() -> list[float]:
@@ -239,7 +233,8 @@ def _units(name: FormatName, rng: np.random.Generator) -> tuple[np.ndarray, mlp.
     return units, mlp.UnitLayout((0, name), (size, name), (2 * size, name), ROW_LENGTH, "silu", 0.0)
 
 
-def copy_rate(unit_bytes: int = ROLES * ROW_LENGTH) -> Rounds:
+def copy_rate() -> Rounds:
+    unit_bytes = ROLES * ROW_LENGTH
     count = max(1, WEIGHT_BYTES // 4 // unit_bytes)
     rows, slots = np.ones((count, unit_bytes), np.uint8), np.zeros((count, unit_bytes), np.uint8)
     order = np.random.default_rng(0).permutation(count).astype(np.int32)

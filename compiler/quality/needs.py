@@ -35,15 +35,10 @@ def needs_of_passes(stage: str, build: "Build", methods: Sequence[Method]) -> St
     num_routed = len(STRENGTHS) * len(routing_curves(routing, spec))
     figures = tokens * (20 * (num_variants + num_routed) + 16 * len(curves))
     rounding = _rounding_needs(stage, build)
+    layer = build.TORCH_BYTES + 3 * build.layer_weights_bytes + build.running_bytes(8)
     return StageNeeds(
         stage=stage,
-        ram_bytes=build.TORCH_BYTES
-        + 3 * build.layer_weights_bytes
-        + build.running_bytes(8)
-        + hidden
-        + logits
-        + trace
-        + rounding.ram_bytes,
+        ram_bytes=layer + hidden + logits + trace + rounding.ram_bytes,
         disk_bytes=trace + whole + figures + rounding.disk_bytes,
     )
 

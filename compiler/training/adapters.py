@@ -31,12 +31,8 @@ def num_parameters(size: Size, roles: Iterable[str], rank: int) -> int:
 def ram_bytes(size: Size, roles: Iterable[str], rank: int, kept_bytes: int = 0) -> int:
     """Returns the memory of weights, adapters with a gradient for each running block, the blocks, and `kept_bytes`."""
     adapters = (BYTES_PER_PARAMETER + 4 * size.threads) * num_parameters(size, roles, rank)
-    return (
-        size.weight_bytes
-        + adapters
-        + kept_bytes
-        + max(size.threads * size.running_bytes(widened=True), size.writing_bytes)
-    )
+    running = max(size.threads * size.running_bytes(widened=True), size.writing_bytes)
+    return size.weight_bytes + adapters + kept_bytes + running
 
 
 def state_bytes(size: Size, roles: Iterable[str], rank: int) -> int:

@@ -200,13 +200,9 @@ def record_here(workflow: Any, folder: Path, stage: str) -> Path:
         return folder / file
     path = folder.parent / OWN_FOLDER / "records" / folder.name / file
     provider = workflow.storage_registry.default_storage_provider
+    query = f"{settings.default_storage_prefix}/{folder.name}/{file}"
     with suppress(FileNotFoundError):
-        _fetch(
-            provider,
-            f"{settings.default_storage_prefix}/{folder.name}/{file}",
-            path,
-            int(time.monotonic() / ASKED_AGAIN_S),
-        )
+        _fetch(provider, query, path, int(time.monotonic() / ASKED_AGAIN_S))
     return path
 
 
