@@ -143,24 +143,24 @@ class _Collector:
             files = self._present(layer)
         if files is None:
             raise ColdpressError(f"{self._work.folder}: the arrays of layer {layer} vanished while they were written")
-        *arrays, inputs = files
-        experts = arrays.pop() if self._stream.spec.has_experts(layer) else None
-        squares = arrays.pop() if self._squared(layer) else None
-        spec, file_of = self._stream.spec, dict(zip(self._counted_in(layer), arrays, strict=True))
+        spec = self._stream.spec
         families = {
-            family: (num_units(family, spec), file_of[source])
+            family: (num_units(family, spec), files[source])
             for family, source in self._source.items()
             if layer in layers_of(family, spec)
         }
-        earlier = [self._work.current(key) for key in self._family_keys(layer - 1)] if layer else []
-        before = {name: file for name, file in zip(self._counted_in(layer - 1), earlier, strict=False) if file}
-        return layer_record(layer, families, before, inputs, self._text.tokens.size, experts, squares)
+        earlier = {family: self._work.current(key_of(layer - 1, family)) for family in self._counted_in(layer - 1)}
+        before = {family: file for family, file in earlier.items() if file}
+        others = files["inputs"], self._text.tokens.size, files.get("experts"), files.get("squares")
+        return layer_record(layer, families, before, *others)
 
-    def _present(self, layer: int) -> list[ArrayFile] | None:
-        own = [key_of(layer, "squares")] if self._squared(layer) else []
-        own += [key_of(layer, "experts")] if self._stream.spec.has_experts(layer) else []
-        found = [self._work.current(key) for key in (*self._family_keys(layer), *own, key_of(layer, "inputs"))]
-        present = [file for file in found if file is not None]
+    def _present(self, layer: int) -> dict[str, ArrayFile] | None:
+        """Returns the layer's array files by name, if an earlier run has left all of them."""
+        names = [*self._counted_in(layer), "inputs"]
+        names += ["squares"] if self._squared(layer) else []
+        names += ["experts"] if self._stream.spec.has_experts(layer) else []
+        found = {name: self._work.current(key_of(layer, name)) for name in names}
+        present = {name: file for name, file in found.items() if file is not None}
         return present if len(present) == len(found) else None
 
     def _counted_in(self, layer: int) -> list[FamilyName]:
@@ -168,9 +168,6 @@ class _Collector:
 
     def _squared(self, layer: int) -> tuple[Signal, ...]:
         return () if self._activity.choice else multiplied_signals(layer, self._stream.spec)
-
-    def _family_keys(self, layer: int) -> list[str]:
-        return [key_of(layer, family) for family in self._counted_in(layer)]
 
     def _compute(self, layer: int) -> None:
         """Writes the layer's files: the next hidden states first, since `_present` takes the other files as proof of
@@ -188,8 +185,8 @@ class _Collector:
         inputs = writing_rows(self._work.begin(key_of(layer, "inputs")), specs)
         with previous as before, inputs as writer:
             run = self._run(layer, writer, before)
-            for family, key in zip(self._counted_in(layer), self._family_keys(layer), strict=True):
-                self._work.save(key, run.arrays(family))
+            for family in self._counted_in(layer):
+                self._work.save(key_of(layer, family), run.arrays(family))
             if run.squares:
                 self._work.save(key_of(layer, "squares"), run.mean_squares())
             if run.experts is not None:
