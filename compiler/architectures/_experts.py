@@ -15,7 +15,6 @@ from coldpress.runtime.plugins import load_class
 from coldpress.runtime.routers import PACKAGE as ROUTERS
 from coldpress.runtime.routers import Router, router_class
 from coldpress.schemas.errors import CheckpointError
-from coldpress.schemas.families import Signal
 from coldpress.schemas.model import MLP_ROLES, MatrixRole, ModelSpec, matrices
 
 
@@ -41,16 +40,13 @@ DOWN_BIAS = "output_bias"
 
 def modules(prefix: str, names: Names, router: str = "softmax", **own: Any) -> _common.Modules:
     """Paths of a mixture that has Llama's names outside its experts; `own` are further fields."""
-    taps: dict[Signal, _common.Tap] = {
-        "attention_input": _common.Tap("self_attn"),
-        "attention_mixed": _common.Tap("self_attn.o_proj"),
-        "router_logits": _common.Tap(f"{names.block}.{names.router}", "output"),
-        "router_scores": _common.Tap(f"{names.block}.scored"),
-        "mlp_input": _common.Tap(names.block),
-        "expert_inputs": _common.Tap(f"{names.block}.given"),
-        "mlp_activation": _common.Tap(f"{names.block}.activated"),
-        "mlp_up": _common.Tap(f"{names.block}.up"),
-        "mlp_inner": _common.Tap(f"{names.block}.inner"),
+    block = names.block
+    taps = _common.layer_taps("self_attn", "self_attn.o_proj", block, f"{block}.activated", f"{block}.inner")
+    taps |= {
+        "router_logits": _common.Tap(f"{block}.{names.router}", "output"),
+        "router_scores": _common.Tap(f"{block}.scored"),
+        "expert_inputs": _common.Tap(f"{block}.given"),
+        "mlp_up": _common.Tap(f"{block}.up"),
     }
     own = {"adapt": functools.partial(adapt, names)} | own
     return _common.Modules(prefix=prefix, base="model", norm="norm", taps=taps, router=router, **own)
