@@ -275,14 +275,13 @@ def _frequency_factors(model: GgufModel, config: Mapping[str, Any]) -> dict[str,
     """Returns a rotation with a divisor for each frequency: Llama 3's, which has one for all texts, is written as
     longrope with equal factors for short and long texts."""
     context, is_same = config["max_position_embeddings"], FACTORS in model.located
+    original = context if is_same else model.count("rope.scaling.original_context_length", context)
     return {
         "rope_type": "longrope",
         "short_factor": _vector(model, FACTORS if is_same else SHORT_FACTORS),
         "long_factor": _vector(model, FACTORS if is_same else LONG_FACTORS),
         "attention_factor": 1.0 if is_same else model.number("rope.scaling.attn_factor", 1.0),
-        "original_max_position_embeddings": context
-        if is_same
-        else model.count("rope.scaling.original_context_length", context),
+        "original_max_position_embeddings": original,
     }
 
 
