@@ -8,6 +8,7 @@ weights are stored in it.
 """
 
 import copy
+import functools
 import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -138,6 +139,13 @@ def _on_one_core(work: Callable[[int], None]) -> Callable[[int], None]:
     return one
 
 
+def _hooked(running: threading.local, signal: Signal, whole: "Tensor") -> "Tensor | None":
+    """Calls the hook that the running block has for a signal, if it has one."""
+    wanted: taps.Change | None = running.hooks.get(signal)
+    found = wanted(whole.reshape(-1, whole.shape[-1])) if wanted else None
+    return None if found is None else found.reshape(*whole.shape[:-1], -1)
+
+
 class LayerStream:
     """Runs a model layer by layer. Hidden states are [num_blocks, T, hidden_size] in `dtype`, always on the CPU."""
 
@@ -197,7 +205,9 @@ class LayerStream:
         if self.spec.has_experts(layer):
             lender = self._lender(skeleton, path, running, block_tokens)
         module = self._filled(skeleton, path)
-        self._attach(layer, module, running)
+        for signal, tap in self._architecture.MODULES.taps.items():
+            if not self.spec.is_dense(layer) or signal in OF_ANY_LAYER:
+                taps.attach(module, tap, functools.partial(_hooked, running, signal))
         return LoadedLayer(module, self._context(layer, block_tokens), running, self.device, lender)
 
     def head(self, hidden: "Tensor", weights: "Iterable[Tensor] | None" = None) -> "Tensor":
@@ -416,17 +426,3 @@ class LayerStream:
             kinds = [of_kind[kind] for kind in (self.spec.rotary_of(layer),) if of_kind.get(kind)]
             keywords["position_embeddings"] = rotary(sample, positions, *kinds)
         return keywords
-
-    def _attach(self, number: int, layer: "nn.Module", running: threading.local) -> None:
-
-        def change_of(signal: Signal) -> taps.Change:
-            def change(whole: "Tensor") -> "Tensor | None":
-                wanted: taps.Change | None = running.hooks.get(signal)
-                found = wanted(whole.reshape(-1, whole.shape[-1])) if wanted else None
-                return None if found is None else found.reshape(*whole.shape[:-1], -1)
-
-            return change
-
-        for signal, tap in self._architecture.MODULES.taps.items():
-            if not self.spec.is_dense(number) or signal in OF_ANY_LAYER:
-                taps.attach(layer, tap, change_of(signal))
