@@ -205,9 +205,10 @@ class LayerStream:
         if self.spec.has_experts(layer):
             lender = self._lender(skeleton, path, running, block_tokens)
         module = self._filled(skeleton, path)
-        for signal, tap in self._architecture.MODULES.taps.items():
+        modules = self._architecture.MODULES
+        for signal in modules.taps:
             if not self.spec.is_dense(layer) or signal in OF_ANY_LAYER:
-                taps.attach(module, tap, functools.partial(_hooked, running, signal))
+                taps.attach(module, modules, signal, functools.partial(_hooked, running, signal))
         return LoadedLayer(module, self._context(layer, block_tokens), running, self.device, lender)
 
     def head(self, hidden: "Tensor", weights: "Iterable[Tensor] | None" = None) -> "Tensor":

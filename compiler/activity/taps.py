@@ -1,13 +1,15 @@
 """Reads and replaces the signals of a layer inside transformers' own modules.
 
 The architecture says which module a signal passes (compiler/architectures: `MODULES.taps`); the caller says what to do
-with it.
+with it. A layer has only the signals that its architecture names; asking for another is an error.
 """
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from coldpress.compiler.architectures._common import Tap
+from coldpress.compiler.architectures._common import Modules, Tap
+from coldpress.schemas.errors import ColdpressError
+from coldpress.schemas.families import Signal
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -16,8 +18,14 @@ Change = Callable[["Tensor"], "Tensor | None"]
 """Receives a signal [..., n] and may return its replacement."""
 
 
-def attach(layer: "nn.Module", tap: Tap, change: Change) -> None:
-    """Calls `change` with the signal at a place in `layer` whenever the layer runs."""
+def attach(layer: "nn.Module", modules: Modules, signal: Signal, change: Change) -> None:
+    """Calls `change` with a signal whenever `layer` runs; raises ColdpressError if the layer lacks it."""
+    tap = modules.taps.get(signal)
+    if tap is None:
+        raise ColdpressError(
+            f"layers of {modules.prefix} have no signal {signal}, expected one of {', '.join(modules.taps)}; "
+            "choose a method for another family"
+        )
     module = layer.get_submodule(tap.path)
     if tap.side == "output":
         module.register_forward_hook(lambda _module, _inputs, output: _changed(tap, change, output))

@@ -213,7 +213,7 @@ def _penalty(
             added.append(factor / len(layers) * values.abs().mean())
 
     for layer in layers:
-        taps.attach(layer, modules.taps["mlp_activation"], see)
+        taps.attach(layer, modules, "mlp_activation", see)
 
     @contextmanager
     def watched() -> "Iterator[list[Tensor]]":

@@ -61,7 +61,7 @@ def attach(
 
     layers = list(layers_of(model, modules))
     for mask in masks:
-        taps.attach(layers[mask.layer], modules, [(mask.signal, change(mask.kept))])
+        taps.attach(layers[mask.layer], modules, mask.signal, change(mask.kept))
 
 
 def masked(values: Tensor, kept: Kept, straight_through: bool = True) -> Tensor:
