@@ -336,11 +336,11 @@ class LayerStream:
         with ThreadPoolExecutor(self.threads) as pool:
             tensors = list(pool.map(lambda name: self._tensor(f"{path}.{name}"), names))
         module.load_state_dict(dict(zip(names, tensors, strict=True)), strict=True, assign=True)
-        parts: list[Any] = list(module.modules()) if self._multiplies_with_onednn else []
-        for part in parts:
-            if type(part) is nn.Linear:
+        if self._multiplies_with_onednn:
+            linears: list[Any] = [part for part in module.modules() if type(part) is nn.Linear]
+            for linear in linears:
                 # captures no module: one that refers to itself stays in memory, with its weights, until it is collected
-                part.forward = _onednn_product(part.weight, part.bias)
+                linear.forward = _onednn_product(linear.weight, linear.bias)
         return module.requires_grad_(False)
 
     def _lender(self, layer: "nn.Module", path: str, running: threading.local, block_tokens: int) -> Lender:

@@ -27,9 +27,9 @@ def attach(layer: "nn.Module", modules: Modules, signal: Signal, change: Change)
             "choose a method for another family"
         )
     module = layer.get_submodule(tap.path)
-    if tap.side == "output":
-        module.register_forward_hook(lambda _module, _inputs, output: _changed(tap, change, output))
-        return
+
+    def after(_module: Any, _inputs: Any, output: "Tensor") -> "Tensor | None":
+        return _changed(tap, change, output)
 
     def before(_module: Any, inputs: tuple[Any, ...], named: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Attention receives its input by name, other modules by position."""
@@ -38,7 +38,10 @@ def attach(layer: "nn.Module", modules: Modules, signal: Signal, change: Change)
             return inputs, named
         return ((found, *inputs[1:]), named) if inputs else (inputs, {**named, "hidden_states": found})
 
-    module.register_forward_pre_hook(before, with_kwargs=True)
+    if tap.side == "output":
+        module.register_forward_hook(after)
+    else:
+        module.register_forward_pre_hook(before, with_kwargs=True)
 
 
 def _changed(tap: Tap, change: Change, whole: "Tensor") -> "Tensor | None":
