@@ -132,7 +132,7 @@ def choose(
         for layer, trained_layer in trained.items()
     ]
     path = path_of(options, limit_bytes)
-    trial = Trial(selector, stream, tokens, trained, num_selected, float(stream.token_nll(tokens).nll.mean()))
+    trial = Trial(selector, stream, tokens, trained, num_selected, float(stream.token_nll(tokens).mean()))
     levels = max(len(size.points) for one in trained.values() for size in one.sizes)
     levels = 1 if any(num_selected.values()) else levels
     allowed = math.log1p(tolerance)
