@@ -7,7 +7,7 @@ import numpy as np
 
 def dot_rows(
     store: np.ndarray,
-    slots: np.ndarray,
+    slots: np.ndarray | None,
     offset: int,
     length: int,
     format: str,
@@ -26,25 +26,7 @@ def axpy_rows(
     out: np.ndarray,
     num_threads: int = 0,
 ) -> None: ...
-def mlp_rows(
-    store: np.ndarray,
-    slots: np.ndarray,
-    gate: tuple[int, str] | None,
-    up: tuple[int, str] | None,
-    down_offset: int,
-    length: int,
-    format: str,
-    activation: str,
-    threshold: float,
-    x: np.ndarray,
-    gate_bias: np.ndarray | None,
-    up_bias: np.ndarray | None,
-    factors: np.ndarray | None,
-    out: np.ndarray,
-    num_threads: int = 0,
-    activation_bits: int = 0,
-) -> None: ...
-def mlp_blocks(
+def mlp(
     store: np.ndarray,
     slots: np.ndarray,
     gate: tuple[int, str] | None,
@@ -62,24 +44,6 @@ def mlp_blocks(
     num_threads: int = 0,
     activation_bits: int = 0,
 ) -> None: ...
-def gemv(
-    matrix: np.ndarray,
-    length: int,
-    format: str,
-    x: np.ndarray,
-    out: np.ndarray,
-    num_threads: int = 0,
-    activation_bits: int = 0,
-) -> None: ...
-def gemv_each(
-    matrix: np.ndarray,
-    length: int,
-    format: str,
-    x: np.ndarray,
-    out: np.ndarray,
-    num_threads: int = 0,
-    activation_bits: int = 0,
-) -> None: ...
 def matmul(
     matrix: np.ndarray, length: int, format: str, x: np.ndarray, out: np.ndarray, num_threads: int = 0
 ) -> None: ...
@@ -89,18 +53,7 @@ def matmul_t(
 def decode_rows(matrix: np.ndarray, length: int, format: str, out: np.ndarray, num_threads: int = 0) -> None: ...
 def read_through(words: np.ndarray, num_threads: int = 0) -> int: ...
 def attend(
-    queries: np.ndarray,
-    keys: np.ndarray,
-    values: np.ndarray,
-    start: int,
-    stop: int,
-    scale: float,
-    softcap: float,
-    sinks: np.ndarray | None,
-    out: np.ndarray,
-    num_threads: int = 0,
-) -> None: ...
-def attend_int8(
+    format: str,
     queries: np.ndarray,
     keys: np.ndarray,
     values: np.ndarray,

@@ -8,15 +8,8 @@ Formats without whole-number codes (fp16) always take float32.
 
 from typing import Literal
 
-from coldpress.schemas.errors import known_name
-
 ActivationFormat = Literal["fp32", "int16", "int8"]
 ACTIVATIONS: tuple[ActivationFormat, ...] = ("fp32", "int16", "int8")
 DEFAULT_ACTIVATIONS: ActivationFormat = "int16"
 BITS: dict[ActivationFormat, int] = {"fp32": 0, "int16": 16, "int8": 8}
 """The native core's argument for each format."""
-
-
-def activation_format(name: str) -> ActivationFormat:
-    """Raises `UnknownNameError` if there is no such format."""
-    return known_name("activation format", name, ACTIVATIONS)

@@ -6,8 +6,6 @@ positions, in blocks of queries. The query at position p sees the positions up t
 heads share key heads in consecutive groups.
 """
 
-from collections.abc import Iterator
-
 import numpy as np
 
 from coldpress.runtime import _native
@@ -65,10 +63,8 @@ def attend(
     """
     out = np.empty(q.shape, np.float32)
     scores = _first_seen(length - 1, window), length, _scale(q, scale), softcap or 0.0, sinks
-    if keys.dtype == np.uint8:
-        _native.attend_int8(q, keys, values, *scores, out, num_threads)
-    else:
-        _native.attend(q, keys.view(np.uint16), values.view(np.uint16), *scores, out, num_threads)
+    fmt = "int8_group32" if keys.dtype == np.uint8 else "fp16"
+    _native.attend(fmt, q, keys.view(np.uint8), values.view(np.uint8), *scores, out, num_threads)
     return out
 
 
@@ -94,12 +90,13 @@ def attend_prefill(
     _check(q, keys, values, length)
     group = heads // keys.shape[1]
     out = np.empty_like(q)
-    for start, stop in _query_blocks(tokens, group * min(length, window + tokens if window else length)):
+    step = max(1, SCORES_BYTES // (4 * group * min(length, window + tokens if window else length)))
+    for start in range(0, tokens, step):
+        stop = min(tokens, start + step)
         block, first, behind = slice(start, stop), length - tokens + start, length - tokens + stop
-        seen_from = _first_seen(first, window)
-        seen = slice(seen_from, behind)
+        seen = slice(_first_seen(first, window), behind)
         positions = np.arange(behind, dtype=np.int64)
-        hidden = _hidden(positions[first:], positions[seen_from:], window)
+        hidden = _hidden(positions[first:], positions[seen], window)
         for head in range(keys.shape[1]):
             share = slice(head * group, (head + 1) * group)
             # [queries of the block, group, head_dim] -> rows, so that each of the two products is one BLAS call
@@ -140,11 +137,6 @@ def soft_cap(values: np.ndarray, cap: float | None) -> np.ndarray:
 def _hidden(queries: np.ndarray, positions: np.ndarray, window: int | None) -> np.ndarray:
     ahead = positions[None, :] > queries[:, None]
     return ahead if window is None else ahead | (positions[None, :] <= queries[:, None] - window)
-
-
-def _query_blocks(tokens: int, scores_per_query: int) -> Iterator[tuple[int, int]]:
-    step = max(1, SCORES_BYTES // (4 * scores_per_query))
-    return ((start, min(tokens, start + step)) for start in range(0, tokens, step))
 
 
 def _first_seen(position: int, window: int | None) -> int:

@@ -76,11 +76,7 @@ def mlp(
         TypeError: if an array has another dtype or is not contiguous.
     """
     out = np.empty((len(x), layout.length), np.float32)
-    biases = terms.gate_bias, terms.up_bias
-    rest = layout.activation, layout.threshold, x, *biases, terms.factors, out, num_threads, BITS[activations]
-    if layout.block == 1:
-        offset, fmt = layout.down
-        _native.mlp_rows(store, slots, layout.gate, layout.up, offset, layout.length, fmt, *rest)
-    else:
-        _native.mlp_blocks(store, slots, layout.gate, layout.up, layout.down, layout.block, layout.length, *rest)
+    units = layout.gate, layout.up, layout.down, layout.block, layout.length, layout.activation, layout.threshold
+    known = terms.gate_bias, terms.up_bias, terms.factors
+    _native.mlp(store, slots, *units, x, *known, out, num_threads, BITS[activations])
     return out

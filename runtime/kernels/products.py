@@ -37,9 +37,9 @@ def dot_rows(
         slots: int32[k], in any order, repeats allowed.
         offset: byte of the unit at which the slice of `length` values begins.
     """
-    out = np.empty(slots.shape[0], np.float32)
-    _native.dot_rows(store, slots, offset, length, fmt, x, out, num_threads, BITS[activations])
-    return out
+    out = np.empty((1, slots.shape[0]), np.float32)
+    _native.dot_rows(store, slots, offset, length, fmt, x[None], out, num_threads, BITS[activations])
+    return out[0]
 
 
 def axpy_rows(
@@ -66,9 +66,9 @@ def gemv(
     activations: ActivationFormat = "fp32",
 ) -> np.ndarray:
     """Multiplies the matrix by x, float32[length]: float32[rows]."""
-    out = np.empty(matrix.shape[0], np.float32)
-    _native.gemv(matrix, length, fmt, x, out, num_threads, BITS[activations])
-    return out
+    out = np.empty((1, matrix.shape[0]), np.float32)
+    _native.dot_rows(matrix, None, 0, length, fmt, x[None], out, num_threads, BITS[activations])
+    return out[0]
 
 
 def gemv_each(
@@ -77,7 +77,7 @@ def gemv_each(
     """Multiplies the matrix, read once, by 1 to 1024 vectors, float32[tokens, length]: float32[tokens, rows]; each has
     the same bits as in `gemv`."""
     out = np.empty((len(x), matrix.shape[0]), np.float32)
-    _native.gemv_each(matrix, length, fmt, x, out, 0, BITS[activations])
+    _native.dot_rows(matrix, None, 0, length, fmt, x, out, 0, BITS[activations])
     return out
 
 

@@ -69,8 +69,8 @@ void check(const Kernels& kernels, Format format, int64_t count, int64_t length)
     std::vector<double> magnitudes;
     for (int64_t i = 0; i < count; ++i) {
         std::vector<float> ours(static_cast<size_t>(length)), theirs(ours);
-        kernels.decode(format, rows[static_cast<size_t>(i)], length, ours.data());
-        portable.decode(format, rows[static_cast<size_t>(i)], length, theirs.data());
+        kernels.decode(format, rows[static_cast<size_t>(i)], length, kBlock, false, ours.data());
+        portable.decode(format, rows[static_cast<size_t>(i)], length, kBlock, false, theirs.data());
         double magnitude = 0;
         for (size_t j = 0; j < ours.size(); ++j) {
             decoded.note(ours[j], theirs[j], 0);
@@ -85,7 +85,9 @@ void check(const Kernels& kernels, Format format, int64_t count, int64_t length)
     const auto dot = [&](const Kernels& its, std::vector<float>& out) {
         std::vector<float> in(static_cast<size_t>(padded));
         std::copy_n(x.begin(), length, in.begin());
-        its.dot(format, rows.data(), count, length, in.data(), out.data());
+        const float* const vector = in.data();
+        float* const products = out.data();
+        its.dot(format, rows.data(), count, length, 1, &vector, &products);
     };
     dot(kernels, ours);
     dot(portable, theirs);
@@ -96,7 +98,9 @@ void check(const Kernels& kernels, Format format, int64_t count, int64_t length)
     const auto axpy = [&](const Kernels& its, std::vector<float>& out) {
         std::vector<float> sums(static_cast<size_t>(padded));
         std::copy_n(out.begin(), length, sums.begin());
-        its.axpy(format, rows.data(), count, length, coefficients.data(), sums.data());
+        const float* const weights = coefficients.data();
+        float* const to = sums.data();
+        its.axpy(format, rows.data(), count, length, 1, &weights, &to);
         std::copy_n(sums.begin(), length, out.begin());
     };
     axpy(kernels, y);
@@ -112,7 +116,7 @@ void check(const Kernels& kernels, Format format, int64_t count, int64_t length)
     Worst panels, products_of_matrices;
     const int64_t stride = 2 * kBlock;
     std::vector<float> mine(static_cast<size_t>(stride * blocks_of(length)), 0.0f);
-    kernels.decode_panels(format, rows[0], length, stride, mine.data());
+    kernels.decode(format, rows[0], length, stride, true, mine.data());
     for (int64_t j = 0; j < length; ++j)
         panels.note(mine[static_cast<size_t>(j / kBlock * stride + j % kBlock)], values[0][static_cast<size_t>(j)], 0);
     panels.print("decode_panels", format);

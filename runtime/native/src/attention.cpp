@@ -34,7 +34,9 @@ void attend_head(const Attention& a, int64_t head, float* out) {
         rows[static_cast<size_t>(a.positions + t)] = rows_of(a.values, std::min(t, a.positions - 1));
     std::transform(a.queries + head * a.head_dim, a.queries + (head + 1) * a.head_dim, query.data(),
                    [&a](float value) { return a.scale * value; });
-    kernels().dot(a.format, rows.data(), a.positions, a.head_dim, query.data(), scores.data());
+    const float* const in = query.data();
+    float *const found = scores.data(), *const y = sums.data();
+    kernels().dot(a.format, rows.data(), a.positions, a.head_dim, 1, &in, &found);
 
     if (a.softcap > 0.0f) soft_cap(scores, a.softcap);
 
@@ -47,7 +49,7 @@ void attend_head(const Attention& a, int64_t head, float* out) {
     }
 
     for (int64_t t = 0; t < a.positions; ++t) rows[static_cast<size_t>(t)] = rows_of(a.values, t);
-    kernels().axpy(a.format, rows.data(), a.positions, a.head_dim, scores.data(), sums.data());
+    kernels().axpy(a.format, rows.data(), a.positions, a.head_dim, 1, &found, &y);
     std::transform(sums.data(), sums.data() + a.head_dim, out + head * a.head_dim,
                    [total](float sum) { return sum / total; });
 }

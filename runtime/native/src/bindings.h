@@ -30,6 +30,12 @@ inline void expect_length(const char* name, size_t found, int64_t expected) {
            std::string(name) + " has " + text(static_cast<int64_t>(found)) + " values, expected " + text(expected));
 }
 
+template <typename Array>
+void expect_shape(const char* name, const Array& array, int64_t rows, int64_t columns) {
+    expect_length(name, array.shape(0), rows);
+    expect_length(("a row of " + std::string(name)).c_str(), array.shape(1), columns);
+}
+
 inline int threads_of(int num_threads) {
     expect(num_threads >= 0 && num_threads <= 1024,
            "num_threads is " + text(num_threads) + ", expected 1 to 1024, or 0 for the default");

@@ -11,20 +11,6 @@
 namespace coldpress {
 namespace {
 
-// The low and then the high halves of 16 bytes.
-inline __m256i nibbles_of(const uint8_t* p) {
-    const __m128i pairs = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p)), low = _mm_set1_epi8(15);
-    return _mm256_set_m128i(_mm_and_si128(_mm_srli_epi16(pairs, 4), low), _mm_and_si128(pairs, low));
-}
-
-// Sums of products of a block of int8_group32 and 32 whole numbers of 8 bits: 8 partial sums, exact.
-template <Format F>
-inline __m256i block_products(const uint8_t* block, const int8_t* x) {
-    const auto wide = [](const void* p) { return _mm256_cvtepi8_epi16(_mm_loadu_si128(static_cast<const __m128i*>(p))); };
-    const auto half = [&](int at) { return _mm256_madd_epi16(wide(block + 2 + at), wide(x + at)); };
-    return _mm256_add_epi32(half(0), half(16));
-}
-
 // Four bytes from each of eight places. Compilers build the same from numbers by way of memory, and wait for it.
 inline __m256i eight_words(const uint8_t* p, int64_t stride) {
     const auto two = [=](int i) {
@@ -40,7 +26,10 @@ struct Bytes32 {
         const __m256i bytes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
         return _mm256_and_si256(_mm256_srli_epi16(bytes, shift), _mm256_set1_epi8(static_cast<char>(mask)));
     }
-    static Bytes nibbles(const uint8_t* p) { return nibbles_of(p); }
+    static Bytes nibbles(const uint8_t* p) {
+        const __m128i pairs = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p)), low = _mm_set1_epi8(15);
+        return _mm256_set_m128i(_mm_and_si128(_mm_srli_epi16(pairs, 4), low), _mm_and_si128(pairs, low));
+    }
     static Bytes bits(const uint8_t* p) {
         int32_t found;
         __builtin_memcpy(&found, p, sizeof found);
@@ -74,6 +63,14 @@ struct Bytes32 {
     }
 
     using Ints = __m256i;
+    // 8 partial sums, exact.
+    static Ints products(const uint8_t* block, const int8_t* x) {
+        const auto wide = [](const void* p) {
+            return _mm256_cvtepi8_epi16(_mm_loadu_si128(static_cast<const __m128i*>(p)));
+        };
+        const auto half = [&](int at) { return _mm256_madd_epi16(wide(block + 2 + at), wide(x + at)); };
+        return _mm256_add_epi32(half(0), half(16));
+    }
     // Sums of products of 32 codes and numbers, in order over 8 lanes.
     template <Format F>
     static Ints code_products(Bytes codes, const int8_t* x) {

@@ -38,7 +38,6 @@ struct Isa : Bytes32 {
                 values[i] = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(load16(block + 2 + 16 * i)));
         }
     }
-    template <Format F>
     static V scale(const uint8_t* block) {
         int16_t bits;
         __builtin_memcpy(&bits, block, sizeof bits);
@@ -50,10 +49,6 @@ struct Isa : Bytes32 {
         values[1] = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm256_extracti128_si256(codes, 1)));
     }
 
-    template <Format F>
-    static Ints products(const uint8_t* block, const int8_t* x) {
-        return block_products<F>(block, x);
-    }
     static V to_float(Ints sums) { return _mm512_zextps256_ps512(_mm256_cvtepi32_ps(sums)); }
     template <Format F, int P>
     static V add_products(Bytes codes, const Rounded& x, int64_t at, const float* scales, V sum) {

@@ -2,9 +2,9 @@
 //
 // Conventions: a row is a pointer to the bytes of one slice, at any alignment; `length` is its number of values. The
 // array of `count` rows is followed by kRowsAhead more, which are prefetched meanwhile: the rows to be read next, or
-// any valid rows. Float32 vectors that rows multiply or are added to (x, y) have room for padded_values(length), and zeros
-// behind their end. Sums are float32. A row's result never depends on the rows
-// computed together with it, so that the split over threads changes no bit.
+// any valid rows. Float32 vectors that rows multiply or are added to (x, y) have room for padded_values(length), and
+// zeros behind their end. Sums are float32. A row's result never depends on the rows and vectors computed together with
+// it, so that the split over threads changes no bit.
 #pragma once
 
 #include <cstdint>
@@ -42,33 +42,26 @@ constexpr int kBitRows = 4;  // rows of bits that are compared with as many othe
 
 struct Kernels {
     const char* name;
-    // out[i] = dot(row i, x)
-    void (*dot)(Format, const uint8_t* const* rows, int64_t count, int64_t length, const float* x, float* out);
-    // y[j] += sum over i, in order, of coefficients[i] * row i [j]
-    void (*axpy)(Format, const uint8_t* const* rows, int64_t count, int64_t length, const float* coefficients,
-                 float* y);
+    // out[t][i] = dot(row i, x[t])
+    void (*dot)(Format, const uint8_t* const* rows, int64_t count, int64_t length, int tokens, const float* const* x,
+                float* const* out);
+    // y[t][j] += sum over i, in order, of coefficients[t][i] * row i [j]
+    void (*axpy)(Format, const uint8_t* const* rows, int64_t count, int64_t length, int tokens,
+                 const float* const* coefficients, float* const* y);
     // Fills `out` from x[blocks * kBlock] for `dot_rounded` with rows of this format, which is not fp16. Products with a
     // group that has an infinity or not-a-number are not-a-number.
     void (*round)(Format, const float* x, int64_t blocks, const Rounded& out);
     // out[i] = dot(row i, rounded x): integers inside a group, float32 across groups
     void (*dot_rounded)(Format, const uint8_t* const* rows, int64_t count, int64_t length, const Rounded& x,
                         float* out);
-    // out[j] = row[j], for j < length: `out` needs no padding
-    void (*decode)(Format, const uint8_t* row, int64_t length, float* out);
+    // out[b * stride .. + 32) = block b of the row; behind the row's end the format's padding if `padded`, else nothing
+    void (*decode)(Format, const uint8_t* row, int64_t length, int64_t stride, bool padded, float* out);
     // values[i] = exp(values[i] - peak); returns their sum. With the maximum as peak this gives a stable softmax.
     float (*exp_sum)(float* values, int64_t count, float peak);
     // values[i] = the activation function of values[i]; `threshold` is fatrelu's, or what values are clamped to
     void (*activate)(Activation, float threshold, float* values, int64_t count);
-    // out[t][i] = dot(row i, x[t])
-    void (*dot_tokens)(Format, const uint8_t* const* rows, int64_t count, int64_t length, int tokens,
-                       const float* const* x, float* const* out);
-    // y[t][j] += sum over i, in order, of coefficients[t][i] * row i [j]
-    void (*axpy_tokens)(Format, const uint8_t* const* rows, int64_t count, int64_t length, int tokens,
-                        const float* const* coefficients, float* const* y);
     // c[i][0..32) += sum over k, in order, of a[i][k] * b[k][0..32); rows of a are kDepthStride apart
     void (*multiply)(const float* a, int64_t count, const float* b, int64_t depth, float* c, int64_t c_stride);
-    // out[b * stride .. + 32) = block b of the row; values behind the row's end are the format's padding
-    void (*decode_panels)(Format, const uint8_t* row, int64_t length, int64_t stride, float* out);
     // sums[i * stride + j] += the bits that `count` words of left[i] and right[j] have in common, for i, j < kBitRows
     void (*add_common_bits)(const uint64_t* const* left, const uint64_t* const* right, int64_t count, int64_t* sums,
                             int64_t stride);

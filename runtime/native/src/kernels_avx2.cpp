@@ -41,7 +41,6 @@ struct Isa : Bytes32 {
             for (int i = 0; i < 4; ++i) values[i] = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(load8(block + 2 + 8 * i)));
         }
     }
-    template <Format F>
     static V scale(const uint8_t* block) {
         int16_t bits;
         __builtin_memcpy(&bits, block, sizeof bits);
@@ -54,10 +53,6 @@ struct Isa : Bytes32 {
             values[i] = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(i % 2 ? _mm_srli_si128(halves[i / 2], 8) : halves[i / 2]));
     }
 
-    template <Format F>
-    static Ints products(const uint8_t* block, const int8_t* x) {
-        return block_products<F>(block, x);
-    }
     static V to_float(Ints sums) { return _mm256_cvtepi32_ps(sums); }
     template <Format F, int P>
     static V add_products(Bytes codes, const Rounded& x, int64_t at, const float* scales, V sum) {
@@ -77,5 +72,5 @@ struct Isa : Bytes32 {
 
 namespace coldpress {
 const Kernels kAvx2Kernels{"avx2", dot, axpy, round_blocks, dot_rounded, decode, exp_sum, activate,
-                               dot_tokens, axpy_tokens, multiply, decode_panels, add_common_bits};
+                           multiply, add_common_bits};
 }

@@ -11,5 +11,5 @@
 
 namespace coldpress {
 const Kernels kAvx512Kernels{"avx512", dot, axpy, round_blocks, dot_rounded, decode, exp_sum, activate,
-                               dot_tokens, axpy_tokens, multiply, decode_panels, add_common_bits};
+                             multiply, add_common_bits};
 }

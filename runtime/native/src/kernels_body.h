@@ -1,7 +1,6 @@
 // The inner loops, written once over an instruction set `Isa` that the including source defines beforehand:
 //   V (a vector of kWidth floats), zero, set1, load, store, add, mul, fma(a, b, c) = a * b + c, sum, prefetch, and for
-//   each format F: unpack<F>(block, V[32 / kWidth]) -> unscaled values, and scale<F>(block) -> V with the group's
-//   scale;
+//   formats F without a layout: unpack<F>(block, V[32 / kWidth]) -> unscaled values, and scale(block) of int8_group32;
 // and over the blocks of kernels_blocks.h. A chunk is what the loops take of a row at a time: a block, or a piece of 256
 // values of blocks with a layout.
 //
@@ -90,11 +89,6 @@ struct Tail {
     }
 };
 
-template <Format F>
-constexpr int64_t whole_blocks(int64_t length) {
-    return F == Format::fp16 ? length / kBlock : blocks_of(length, block_values(F));
-}
-
 // Calls `step` with a number of rows and the index of the first. The step should prefetch the kRowsAhead rows after
 // them.
 template <Format F, typename Step>
@@ -131,7 +125,7 @@ inline void over_chunks(const uint8_t* const* rows, int64_t length, const Step& 
     step(whole, [&](int r) { return last[r]; });
 }
 
-// sum + values * x; values keep their order in formats without scales
+// sum + values * x; fp16 has no scale
 template <Format F>
 inline V add_products(const V* values, V scale, const V* x, V sum) {
     if constexpr (F == Format::fp16) {
@@ -144,15 +138,6 @@ inline V add_products(const V* values, V scale, const V* x, V sum) {
     }
 }
 
-template <Format F>
-inline V scale_of(const uint8_t* chunk) {
-    if constexpr (F == Format::fp16)
-        return Isa::zero();  // the format has no scales; never called
-    else
-        return Isa::template scale<F>(chunk);
-}
-
-template <Format F>
 inline void load_chunk(const float* x, int64_t chunk, V* values) {
     for (int i = 0; i < kVectors; ++i) values[i] = Isa::load(x + chunk * kBlock + i * Isa::kWidth);
 }
@@ -174,9 +159,10 @@ template <Format F, typename Step>
     }
 }
 
-// out[r * T + t] = dot(rows[r], x[t]) of rows whose blocks have a layout
+// out[t][first + r] = dot(rows[r], x[t]) of rows whose blocks have a layout
 template <Format F, int R, int T>
-inline void dot_blocks(const uint8_t* const* rows, int64_t length, const float* const* x, float* out) {
+inline void dot_blocks(const uint8_t* const* rows, int64_t length, const float* const* x, int64_t first,
+                       float* const* out) {
     V sums[R][T][4];
     for (int r = 0; r < R; ++r)
         for (int t = 0; t < T; ++t)
@@ -201,7 +187,7 @@ inline void dot_blocks(const uint8_t* const* rows, int64_t length, const float* 
     for (int r = 0; r < R; ++r)
         for (int t = 0; t < T; ++t) {
             const V* const own = sums[r][t];
-            out[r * T + t] = Isa::sum(Isa::add(Isa::add(own[0], own[1]), Isa::add(own[2], own[3])));
+            out[t][first + r] = Isa::sum(Isa::add(Isa::add(own[0], own[1]), Isa::add(own[2], own[3])));
         }
 }
 
@@ -224,51 +210,17 @@ inline void axpy_blocks(const uint8_t* const* rows, int64_t length, const float*
     });
 }
 
-template <Format F, int R>
-inline void dot_rows(const uint8_t* const* rows, int64_t length, const float* x, float* out) {
-    if constexpr (has_layout(F)) return dot_blocks<F, R, 1>(rows, length, &x, out);
-    V sums[R];
-    for (int r = 0; r < R; ++r) sums[r] = Isa::zero();
-    over_chunks<F, R>(rows, length, [&](int64_t chunk, const auto& at) {
-        V inputs[kVectors], values[kVectors];
-        load_chunk<F>(x, chunk, inputs);
-        for (int r = 0; r < R; ++r) {
-            Isa::template unpack<F>(at(r), values);
-            sums[r] = add_products<F>(values, scale_of<F>(at(r)), inputs, sums[r]);
-        }
-    });
-    for (int r = 0; r < R; ++r) out[r] = Isa::sum(sums[r]);
-}
-
-template <Format F, int R>
-inline void axpy_rows(const uint8_t* const* rows, int64_t length, const float* coefficients, float* y) {
-    if constexpr (has_layout(F)) return axpy_blocks<F, R, 1>(rows, length, &coefficients, 0, &y);
-    over_chunks<F, R>(rows, length, [&](int64_t chunk, const auto& at) {
-        V outputs[kVectors], values[kVectors];
-        load_chunk<F>(y, chunk, outputs);
-        for (int r = 0; r < R; ++r) {
-            V coefficient = Isa::set1(coefficients[r]);
-            Isa::template unpack<F>(at(r), values);
-            if constexpr (F != Format::fp16) coefficient = Isa::mul(coefficient, Isa::template scale<F>(at(r)));
-            for (int i = 0; i < kVectors; ++i) outputs[i] = Isa::fma(coefficient, values[i], outputs[i]);
-        }
-        for (int i = 0; i < kVectors; ++i)
-            Isa::store(y + chunk * kBlock + i * Isa::kWidth, outputs[i]);
-    });
-}
-
 template <Format F>
 inline void decode_block(const uint8_t* block, float* out) {
     V values[kVectors];
     Isa::template unpack<F>(block, values);
     for (int i = 0; i < kVectors; ++i) {
-        if constexpr (F != Format::fp16) values[i] = Isa::mul(values[i], Isa::template scale<F>(block));
+        if constexpr (F != Format::fp16) values[i] = Isa::mul(values[i], Isa::scale(block));
         Isa::store(out + i * Isa::kWidth, values[i]);
     }
 }
 
-// Stores each 32 values of a row whose blocks have a layout `stride` behind those before; the last ones with what pads
-// them if `padded`.
+// What decode_format does with a row whose blocks have a layout.
 template <Format F>
 void decode_pieces(const uint8_t* row, int64_t length, int64_t stride, bool padded, float* out) {
     const uint8_t* rows[1 + kRowsAhead];
@@ -286,19 +238,19 @@ void decode_pieces(const uint8_t* row, int64_t length, int64_t stride, bool padd
 }
 
 template <Format F>
-void decode_format(const uint8_t* row, int64_t length, float* out) {
-    if constexpr (has_layout(F)) return decode_pieces<F>(row, length, kBlock, false, out);
+void decode_format(const uint8_t* row, int64_t length, int64_t stride, bool padded, float* out) {
+    if constexpr (has_layout(F)) return decode_pieces<F>(row, length, stride, padded, out);
     constexpr int64_t bytes = block_bytes(F);
     const int64_t whole = length / kBlock, rest = length % kBlock;
-    for (int64_t b = 0; b < whole; ++b) decode_block<F>(row + b * bytes, out + b * kBlock);
+    for (int64_t b = 0; b < whole; ++b) decode_block<F>(row + b * bytes, out + b * stride);
     if (rest == 0) return;
     float last[kBlock];
-    if constexpr (F == Format::fp16) {
-        decode_block<F>(Tail(row + whole * bytes, rest).bytes, last);
-    } else {
-        decode_block<F>(row + whole * bytes, last);
-    }
-    __builtin_memcpy(out + whole * kBlock, last, static_cast<size_t>(rest) * sizeof(float));
+    float* const to = padded ? out + whole * stride : last;
+    if constexpr (F == Format::fp16)
+        decode_block<F>(Tail(row + whole * bytes, rest).bytes, to);
+    else
+        decode_block<F>(row + whole * bytes, to);
+    if (!padded) __builtin_memcpy(out + whole * stride, last, static_cast<size_t>(rest) * sizeof(float));
 }
 
 // exp(x) for x <= 0 to 2 ulp: 2^k * p(r), k = round(x / ln 2), |r| <= ln(2) / 2, p of degree 6. No branches, so that
@@ -339,27 +291,8 @@ inline float exp_sum(float* values, int64_t count, float peak) {
     return sums[0];
 }
 
-inline void dot(Format format, const uint8_t* const* rows, int64_t count, int64_t length, const float* x, float* out) {
-    with_format(format, [&](auto type) {
-        constexpr Format F = decltype(type)::value;
-        over_rows<F>(rows, count, length, [&](auto taken, int64_t i) {
-            dot_rows<F, decltype(taken)::value>(rows + i, length, x, out + i);
-        });
-    });
-}
-
-inline void axpy(Format format, const uint8_t* const* rows, int64_t count, int64_t length, const float* coefficients,
-          float* y) {
-    with_format(format, [&](auto type) {
-        constexpr Format F = decltype(type)::value;
-        over_rows<F>(rows, count, length, [&](auto taken, int64_t i) {
-            axpy_rows<F, decltype(taken)::value>(rows + i, length, coefficients + i, y);
-        });
-    });
-}
-
-inline void decode(Format format, const uint8_t* row, int64_t length, float* out) {
-    with_format(format, [&](auto type) { decode_format<decltype(type)::value>(row, length, out); });
+inline void decode(Format format, const uint8_t* row, int64_t length, int64_t stride, bool padded, float* out) {
+    with_format(format, [&](auto type) { decode_format<decltype(type)::value>(row, length, stride, padded, out); });
 }
 
 }  // namespace

@@ -1,7 +1,7 @@
 // Products of quantized rows and rounded vectors, over an Isa that also defines
-//   Ints (partial sums of 32 bits), products<F>(block, 32 whole numbers of 8 bits) -> Ints, join(high, low) = 256 * high
-//   + low, and to_float; for formats with a layout, add_products<F, P>(codes of 32 values, x, their place in x, their
-//   groups' scales, sum) -> sum + products * scales.
+//   Ints (partial sums of 32 bits), products(block of int8_group32, 32 whole numbers of 8 bits), join(high, low) =
+//   256 * high + low, and to_float; for formats with a layout, add_products<F, P>(codes of 32 values, x, their place
+//   in x, their groups' scales, sum) -> sum + products * scales.
 // Include after kernels_body.h; like there, everything is in an anonymous namespace.
 #include "kernels_rounding.h"
 
@@ -26,9 +26,9 @@ inline void dot_rounded_rows(const uint8_t* const* rows, int64_t blocks, const R
         const V scale = Isa::set1(x.scales[b]);
         for (int r = 0; r < R; ++r) {
             const uint8_t* block = rows[r] + b * block_bytes(F);
-            typename Isa::Ints total = Isa::template products<F>(block, x.planes[0] + b * kBlock);
-            if constexpr (P == 2) total = Isa::join(total, Isa::template products<F>(block, x.planes[1] + b * kBlock));
-            sums[r] = Isa::fma(Isa::to_float(total), Isa::mul(Isa::template scale<F>(block), scale), sums[r]);
+            typename Isa::Ints total = Isa::products(block, x.planes[0] + b * kBlock);
+            if constexpr (P == 2) total = Isa::join(total, Isa::products(block, x.planes[1] + b * kBlock));
+            sums[r] = Isa::fma(Isa::to_float(total), Isa::mul(Isa::scale(block), scale), sums[r]);
         }
     }
     for (int r = 0; r < R; ++r) out[r] = Isa::sum(sums[r]);

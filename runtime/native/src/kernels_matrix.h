@@ -45,19 +45,5 @@ void multiply(const float* a, int64_t count, const float* b, int64_t depth, floa
     take(Count<1>{});
 }
 
-template <Format F>
-void decode_panels_format(const uint8_t* row, int64_t length, int64_t stride, float* out) {
-    if constexpr (has_layout(F)) return decode_pieces<F>(row, length, stride, true, out);
-    constexpr int64_t bytes = block_bytes(F);
-    const int64_t whole = whole_blocks<F>(length);
-    for (int64_t b = 0; b < whole; ++b) decode_block<F>(row + b * bytes, out + b * stride);
-    if (F == Format::fp16 && length % kBlock != 0)
-        decode_block<F>(Tail(row + whole * bytes, length % kBlock).bytes, out + whole * stride);
-}
-
-void decode_panels(Format format, const uint8_t* row, int64_t length, int64_t stride, float* out) {
-    with_format(format, [&](auto type) { decode_panels_format<decltype(type)::value>(row, length, stride, out); });
-}
-
 }  // namespace
 }  // namespace coldpress

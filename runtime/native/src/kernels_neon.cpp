@@ -46,10 +46,7 @@ struct Isa {
         return vcvt_f32_f16(vreinterpret_f16_u16(vdup_n_u16(bits)));
     }
     static float half(const uint8_t* p) { return vgetq_lane_f32(halves_of(p), 0); }
-    template <Format F>
-    static V scale(const uint8_t* block) {
-        return halves_of(block);
-    }
+    static V scale(const uint8_t* block) { return halves_of(block); }
 
     using Ints = int32x4_t;
     static Ints add_products(Ints sums, int8x16_t codes, int8x16_t numbers) {
@@ -60,7 +57,6 @@ struct Isa {
         return vpadalq_s16(vpadalq_s16(sums, low), vmull_s8(vget_high_s8(codes), vget_high_s8(numbers)));
 #endif
     }
-    template <Format F>
     static Ints products(const uint8_t* block, const int8_t* x) {
         const int8x16_t first = vreinterpretq_s8_u8(vld1q_u8(block + 2)), last = vreinterpretq_s8_u8(vld1q_u8(block + 18));
         return add_products(add_products(vdupq_n_s32(0), first, vld1q_s8(x)), last, vld1q_s8(x + 16));
@@ -139,5 +135,5 @@ struct Isa {
 
 namespace coldpress {
 const Kernels kNeonKernels{"neon", dot, axpy, round_blocks, dot_rounded, decode, exp_sum, activate,
-                               dot_tokens, axpy_tokens, multiply, decode_panels, add_common_bits};
+                           multiply, add_common_bits};
 }

@@ -68,13 +68,9 @@ struct Isa {
         const uint32_t result = load_as<uint32_t>(&value) | special | ((bits & 0x8000) << 16);
         return load_as<float>(&result);
     }
-    template <Format F>
-    static V scale(const uint8_t* block) {
-        return set1(half(block));
-    }
+    static V scale(const uint8_t* block) { return set1(half(block)); }
 
     using Ints = Int4;
-    template <Format F>
     static Ints products(const uint8_t* block, const int8_t* x) {
         int32_t lanes[16];
         for (int i = 0; i < 16; ++i) lanes[i] = level(block, i) * x[i] + level(block, i + 16) * x[i + 16];
@@ -147,5 +143,5 @@ struct Isa {
 
 namespace coldpress {
 const Kernels kPortableKernels{"portable", dot, axpy, round_blocks, dot_rounded, decode, exp_sum, activate,
-                               dot_tokens, axpy_tokens, multiply, decode_panels, add_common_bits};
+                               multiply, add_common_bits};
 }

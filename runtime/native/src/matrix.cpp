@@ -44,7 +44,7 @@ void multiply_rows(const Rows& rows, int64_t first, const float* packed, int64_t
         const int64_t depth = std::min(kDepth, rows.length - from);
         const int64_t skipped = row_bytes(rows.format, from);
         for (int64_t r = 0; r < count; ++r)
-            kernels().decode(rows.format, rows.at(first + r) + skipped, depth, weights + r * kDepthStride);
+            kernels().decode(rows.format, rows.at(first + r) + skipped, depth, kBlock, false, weights + r * kDepthStride);
         for (int64_t p = 0; p < panels; ++p)
             kernels().multiply(weights, count, packed + (p * rows.length + from) * kBlock, depth,
                                sums + p * kTaskRows * kBlock, kBlock);
@@ -64,7 +64,7 @@ void add_columns(const Rows& rows, int64_t first, int64_t depth, int64_t block, 
     float* const weights = scratch(kTaskBlocks * panel + tokens * kBlock);
     float* const partial = weights + kTaskBlocks * panel;
     for (int64_t k = 0; k < depth; ++k)
-        kernels().decode_panels(rows.format, rows.at(first + k) + skipped, values, panel, weights + k * kBlock);
+        kernels().decode(rows.format, rows.at(first + k) + skipped, values, panel, true, weights + k * kBlock);
     for (int64_t b = 0; b < blocks_of(values); ++b) {
         const int64_t width = std::min(kBlock, values - b * kBlock);
         float* const to = out + begin + b * kBlock;

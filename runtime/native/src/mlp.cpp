@@ -111,14 +111,15 @@ void add_part(const Mlp& mlp, const Rows& units, const ProjectionInputs& inputs,
         const auto at = active[0].rows(units, mlp.down_offset, next, offset(0));
         std::vector<const float*> inner;
         for (const Active& one : active) inner.push_back(one.inner.data());
-        kernels().axpy_tokens(mlp.units.format, at.data(), static_cast<int64_t>(active[0].index.size()),
-                              mlp.down_length, static_cast<int>(active.size()), inner.data(), sums.data());
+        kernels().axpy(mlp.units.format, at.data(), static_cast<int64_t>(active[0].index.size()), mlp.down_length,
+                       static_cast<int>(active.size()), inner.data(), sums.data());
         return;
     }
     for (size_t t = 0; t < active.size(); ++t) {
         const auto at = active[t].rows(units, mlp.down_offset, next, offset(0));
-        kernels().axpy(mlp.units.format, at.data(), static_cast<int64_t>(active[t].index.size()), mlp.down_length,
-                       active[t].inner.data(), sums[t]);
+        const float* const inner = active[t].inner.data();
+        kernels().axpy(mlp.units.format, at.data(), static_cast<int64_t>(active[t].index.size()), mlp.down_length, 1,
+                       &inner, &sums[t]);
     }
 }
 

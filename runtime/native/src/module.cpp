@@ -80,7 +80,7 @@ Landing landing_of(const std::optional<Units>& units, uint64_t buffer_bytes) {
                    static_cast<uint64_t>(offsets.data()[i]) + static_cast<uint64_t>(unit_bytes) <= buffer_bytes,
                "unit " + text(i) + " at byte " + text(offsets.data()[i]) + " is before another or outside the buffer of " +
                    std::to_string(buffer_bytes) + " bytes");
-    return {offsets.data(), slots.data(), count, unit_bytes, rows.data(), unit_bytes};
+    return {offsets.data(), slots.data(), count, unit_bytes, rows.data()};
 }
 
 // Reads in flight, with the arrays that must outlive them.
@@ -180,14 +180,13 @@ auto counted_reads(const Positions& positions, const Positions& stops, int64_t o
         expect(stops(r) <= count, "request " + text(r) + " stops at " + text(stops(r)) + " of " + text(count) + " units");
     auto reads = new_array<int64_t>(stops.shape(0) * gaps.shape(0), 64);
     auto read_bytes = new_array<int64_t>(stops.shape(0) * gaps.shape(0), 64);
-    std::fill_n(reads.data(), reads.size(), 0);
-    std::fill_n(read_bytes.data(), read_bytes.size(), 0);
     const nb::gil_scoped_release release;
     count_reads(positions.data(), stops.data(), num_requests, {offset_bytes, unit_bytes, stride_bytes}, page_bytes,
                 gaps.data(), num_gaps, reads.data(), read_bytes.data());
     return std::make_tuple(reads, read_bytes);
 }
 
+// Of each page of the data, the last one padded with zeros.
 auto checksums_of(const Bytes1& data, int64_t page_bytes) {
     expect(page_bytes > 0, "page_bytes is " + text(page_bytes) + ", expected a positive number");
     const int64_t bytes = static_cast<int64_t>(data.shape(0)), whole = bytes / page_bytes, rest = bytes % page_bytes;
@@ -201,11 +200,9 @@ auto checksums_of(const Bytes1& data, int64_t page_bytes) {
 template <typename Count>
 void counted_pairs(const Words& words, const Square<Count>& counts, int num_threads) {
     const int64_t num_units = static_cast<int64_t>(words.shape(0));
-    expect_length("counts", counts.shape(0), num_units);
-    expect_length("a row of counts", counts.shape(1), num_units);
-    const int threads = threads_of(num_threads);
+    expect_shape("counts", counts, num_units, num_units);
     const nb::gil_scoped_release release;
-    count_pairs(words.data(), num_units, static_cast<int64_t>(words.shape(1)), counts.data(), threads);
+    count_pairs(words.data(), num_units, static_cast<int64_t>(words.shape(1)), counts.data(), threads_of(num_threads));
 }
 
 template <typename Count>
@@ -225,10 +222,9 @@ template <typename Count>
 void bind_coactivation(nb::module_& m) {
     using namespace nb::literals;
     m.def("count_pairs", &counted_pairs<Count>, nb::arg("words").noconvert(), nb::arg("counts").noconvert(),
-          "num_threads"_a = 0, "counts[i, j], i < j = the bits that rows i and j of words have in common");
+          "num_threads"_a = 0);
     m.def("join_links", &joined_links<Count>, nb::arg("counts").noconvert(), nb::arg("units").noconvert(),
-          "run_pairs"_a, nb::arg("order").noconvert(),
-          "Writes the path of Ripple's Algorithm 1 over some units; at most run_pairs pairs are sorted at a time.");
+          "run_pairs"_a, nb::arg("order").noconvert());
 }
 
 constexpr size_t kHugePageBytes = 2 << 20;
@@ -294,9 +290,9 @@ void fit_groups(const Groups& values, const Groups& prices, int highest, int zer
            "numbers reach " + text(highest) + " around " + text(zero) + ", expected at most 255 and a zero among them");
     expect_length("steps", steps.shape(0), count);
     expect_length("starts", starts.shape(0), count);
-    const int threads = threads_of(num_threads);
     const nb::gil_scoped_release release;
-    fit_ranges(values.data(), count, size, prices.data(), priced, {highest, zero}, steps.data(), starts.data(), threads);
+    fit_ranges(values.data(), count, size, prices.data(), priced, {highest, zero}, steps.data(), starts.data(),
+               threads_of(num_threads));
 }
 
 void scale_groups(const Groups& values, const Groups& prices, const Steps& levels, const OutGroups& scales,
@@ -307,10 +303,9 @@ void scale_groups(const Groups& values, const Groups& prices, const Steps& level
            "there are " + text(num_levels) + " levels, expected 2 to " + text(kMostLevels));
     expect_priced(values, prices);
     expect_length("scales", scales.shape(0), count);
-    const int threads = threads_of(num_threads);
     const nb::gil_scoped_release release;
     fit_scales(values.data(), count, size, prices.data(), static_cast<int64_t>(prices.shape(0)), levels.data(),
-               num_levels, scales.data(), threads);
+               num_levels, scales.data(), threads_of(num_threads));
 }
 
 void number_groups(const Groups& values, const Steps& steps, const Steps& starts, int highest, const Slots2& out,
@@ -321,9 +316,9 @@ void number_groups(const Groups& values, const Steps& steps, const Steps& starts
     expect_length("starts", starts.shape(0), count);
     expect_length("out", out.shape(0), count);
     expect_length("a group of out", out.shape(1), size);
-    const int threads = threads_of(num_threads);
     const nb::gil_scoped_release release;
-    nearest_numbers(values.data(), count, size, steps.data(), starts.data(), highest, out.data(), threads);
+    nearest_numbers(values.data(), count, size, steps.data(), starts.data(), highest, out.data(),
+                    threads_of(num_threads));
 }
 
 void set_num_threads(int num_threads) {
@@ -358,25 +353,19 @@ NB_MODULE(_native, m) {
           nb::arg("page_crc32c").noconvert(), "depth"_a, nb::arg("units").noconvert().none() = nb::none(),
           "As start_reads, through io_uring, up to depth at once.");
     m.def("plan_reads", &planned_reads, nb::arg("positions").noconvert(), "offset_bytes"_a, "unit_bytes"_a,
-          "stride_bytes"_a, "page_bytes"_a, "gap_bytes"_a, "max_bytes"_a,
-          "Plans the reads for units at ascending positions: (offsets, lengths, unit_extent, unit_offset).");
+          "stride_bytes"_a, "page_bytes"_a, "gap_bytes"_a, "max_bytes"_a);
     m.def("count_reads", &counted_reads, nb::arg("positions").noconvert(), nb::arg("stops").noconvert(),
-          "offset_bytes"_a, "unit_bytes"_a, "stride_bytes"_a, "page_bytes"_a, nb::arg("gaps").noconvert(),
-          "Counts reads and their bytes, [num_requests * num_gaps], of requests under each of several gaps.");
+          "offset_bytes"_a, "unit_bytes"_a, "stride_bytes"_a, "page_bytes"_a, nb::arg("gaps").noconvert());
     m.def("ring_error", &ring_error, "0, or the errno with which the kernel refuses io_uring.");
-    m.def("crc32c_pages", &checksums_of, "data"_a, "page_bytes"_a,
-          "CRC32C of each page of the data, the last one padded with zeros.");
+    m.def("crc32c_pages", &checksums_of, "data"_a, "page_bytes"_a);
     m.def("aligned_buffer", &aligned_buffer, "nbytes"_a,
           "A zeroed array of bytes that begins on 64 KiB, in huge pages if it has many pages.");
     m.def("fit_ranges", &fit_groups, nb::arg("values").noconvert(), nb::arg("prices").noconvert(), "highest"_a, "zero"_a,
-          nb::arg("steps").noconvert(), nb::arg("starts").noconvert(), "num_threads"_a = 0,
-          "Fills each group's step and start; zero is -1 where the start is free.");
+          nb::arg("steps").noconvert(), nb::arg("starts").noconvert(), "num_threads"_a = 0);
     m.def("fit_scales", &scale_groups, nb::arg("values").noconvert(), nb::arg("prices").noconvert(),
-          nb::arg("levels").noconvert(), nb::arg("scales").noconvert(), "num_threads"_a = 0,
-          "Fills each group's scale; value = scale * one of the ascending levels.");
+          nb::arg("levels").noconvert(), nb::arg("scales").noconvert(), "num_threads"_a = 0);
     m.def("nearest_numbers", &number_groups, nb::arg("values").noconvert(), nb::arg("steps").noconvert(),
-          nb::arg("starts").noconvert(), "highest"_a, nb::arg("out").noconvert(), "num_threads"_a = 0,
-          "out[group, i] = the number whose value is nearest to values[group, i]");
+          nb::arg("starts").noconvert(), "highest"_a, nb::arg("out").noconvert(), "num_threads"_a = 0);
     m.def("cpu", [] { return std::string(kernels().name); }, "The instruction set in use.");
     m.def("cpus", &available_cpus, "The instruction sets that this machine can run, slowest first.");
     m.def("use_cpu", &use_cpu, "name"_a, "Changes the instruction set in use, for tests and measurements.");

@@ -91,7 +91,7 @@ void Reads::land(const Piece& piece) {
     const int64_t* unit = std::upper_bound(landing_.offsets, last, begin - landing_.unit_bytes);
     for (; unit != last && *unit < end; ++unit) {
         const int64_t from = std::max(begin, *unit), to = std::min(end, *unit + landing_.unit_bytes);
-        uint8_t* const row = landing_.rows + landing_.slots[unit - landing_.offsets] * landing_.stride;
+        uint8_t* const row = landing_.rows + landing_.slots[unit - landing_.offsets] * landing_.unit_bytes;
         std::memcpy(row + (from - *unit), buffer_ + from, static_cast<size_t>(to - from));
     }
 }

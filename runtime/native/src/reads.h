@@ -23,8 +23,7 @@ struct Landing {
     const int32_t* slots;    // row of `rows` that it goes to
     int64_t count;
     int64_t unit_bytes;
-    uint8_t* rows;
-    int64_t stride;  // bytes from one row to the next
+    uint8_t* rows;  // of unit_bytes, one behind another
 };
 
 // The reads and their destinations; all pointers must outlive the reads.

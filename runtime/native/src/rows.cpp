@@ -46,10 +46,9 @@ Input::Input(Format format, const float* x, int64_t length, int bits) : format_(
 }
 
 void Input::dot(const uint8_t* const* at, int64_t count, float* out) const {
-    if (rounded_)
-        kernels().dot_rounded(format_, at, count, length_, rounded_->view(), out);
-    else
-        kernels().dot(format_, at, count, length_, floats_->data(), out);
+    if (rounded_) return kernels().dot_rounded(format_, at, count, length_, rounded_->view(), out);
+    const float* const x = floats();
+    kernels().dot(format_, at, count, length_, 1, &x, &out);
 }
 
 Inputs::Inputs(Format format, const float* x, int tokens, int64_t length, int bits) : format_(format), length_(length) {
@@ -60,8 +59,8 @@ Inputs::Inputs(Format format, const float* x, int tokens, int64_t length, int bi
 }
 
 void Inputs::dot(const uint8_t* const* at, int64_t count, float* const* out) const {
-    if (floats_.size() > 1)
-        return kernels().dot_tokens(format_, at, count, length_, static_cast<int>(floats_.size()), floats_.data(), out);
+    if (!floats_.empty())
+        return kernels().dot(format_, at, count, length_, static_cast<int>(floats_.size()), floats_.data(), out);
     for (size_t t = 0; t < each_.size(); ++t) each_[t].dot(at, count, out[t]);  // rows stay in the cache meanwhile
 }
 
@@ -118,8 +117,9 @@ void axpy(const Rows& rows, const float* coefficients, float* out, int threads) 
     compute_pool().run_in_sight(parts, useful_threads(rows, threads), [&](int64_t part, int64_t next) {
         const int64_t first = part * step, last = std::min(rows.count, first + step);
         float* const y = sums.take();
+        const float* const own = coefficients + first;
         const auto at = pointers(rows, first, last, next * step);
-        kernels().axpy(rows.format, at.data(), last - first, rows.length, coefficients + first, y);
+        kernels().axpy(rows.format, at.data(), last - first, rows.length, 1, &own, &y);
         sums.give(part, y);
     });
     sums.total(out);
@@ -129,7 +129,7 @@ void decode(const Rows& rows, float* out, int threads) {
     const int64_t step = rows_per_task(rows);
     compute_pool().run((rows.count + step - 1) / step, useful_threads(rows, threads), [&](int64_t task) {
         for (int64_t i = task * step; i < std::min(rows.count, (task + 1) * step); ++i)
-            kernels().decode(rows.format, rows.at(i), rows.length, out + i * rows.length);
+            kernels().decode(rows.format, rows.at(i), rows.length, kBlock, false, out + i * rows.length);
     });
 }
 
