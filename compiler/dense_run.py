@@ -35,8 +35,8 @@ from coldpress.runtime.extents import span_bytes
 from coldpress.runtime.quantization._mixed import coarsest, format_at
 from coldpress.runtime.store import resident as besides
 from coldpress.runtime.store.clock import FlashQueue
-from coldpress.runtime.store.computing import Preloaded, Weights, Work, deciding_seconds, request_work
-from coldpress.runtime.store.planner import Strided, num_portions
+from coldpress.runtime.store.computing import Weights, Work, deciding_seconds, request_work
+from coldpress.runtime.store.planner import Strided
 from coldpress.runtime.store.preload_room import first_batch
 from coldpress.schemas.device import DeviceProfile, Flash, flash_seconds
 from coldpress.schemas.families import (
@@ -158,9 +158,8 @@ class Stream:
 
     def _work(self, read: Reads, num_read: int, preload: DensePreload) -> Work:
         read_bytes, preloaded_bytes = num_read * self.unit_bytes, preload.num_units * self.unit_bytes
-        preloaded = Preloaded(preloaded_bytes, num_portions(preloaded_bytes))
-        ready_bytes = self.used_bytes - read_bytes
-        return request_work(self.device, self.weights, ready_bytes, read_bytes, 0, read.arrival.num_portions, preloaded)
+        sizes = self.used_bytes - read_bytes, read_bytes, 0
+        return request_work(self.device, self.weights, *sizes, read.arrival.num_portions, preloaded_bytes)
 
 
 def units_of_layer(num_units: int, layer: int, layers: int) -> int:

@@ -21,7 +21,7 @@ from coldpress.compiler.cost_model import (
     unit_bytes,
 )
 from coldpress.compiler.shared_settings import DEFAULT_CACHE
-from coldpress.runtime.dram.bookkeeping import counted_bytes, row_buffer_bytes
+from coldpress.runtime.dram.bookkeeping import counted_bytes
 from coldpress.runtime.plugins import load
 from coldpress.runtime.quantization._mixed import coarsest, format_at
 from coldpress.runtime.sparsity import Selector
@@ -123,8 +123,7 @@ def _counted_bytes(
     page_bytes: int,
 ) -> int:
     tables = row_tables(spec, sections, formats)
-    num_pages = image_bytes(sections, tables) // page_bytes
-    return counted_bytes(spec, sections, num_pages, arrays, set(caches)) + row_buffer_bytes(tables, page_bytes)
+    return counted_bytes(spec, sections, tables, image_bytes(sections, tables), page_bytes, arrays, set(caches))
 
 
 class Whole(NamedTuple):

@@ -14,7 +14,7 @@ from coldpress.compiler.io import load_arrays
 from coldpress.compiler.shared_settings import DEFAULT_CACHE
 from coldpress.runtime.cache import CacheFacts, make
 from coldpress.runtime.plugins import load
-from coldpress.runtime.sparsity import Residency, Selector, select_of, used_experts
+from coldpress.runtime.sparsity import Residency, Selector, used_experts
 from coldpress.schemas.families import WHOLE_MLP, Signal, activity_of, layers_of, num_experts
 from coldpress.schemas.model import ModelSpec
 from coldpress.schemas.sparsity import Sparsity
@@ -92,7 +92,7 @@ class CachedChoice(Choice):
         for token, signal in enumerate(activity):
             present = cache.present
             among = own[token] if experts > 1 else None
-            ids = select_of(self.selector, signal, self.arrays[layer, family], Residency(present, natural), among)
+            ids = self.selector.select_among(signal, self.arrays[layer, family], Residency(present, natural), among)
             used[token, ids] = True
             if self.uses_resident:
                 used[token] |= present

@@ -15,23 +15,15 @@ __all__ = ["CacheFacts", "CachePolicy", "make", "read_choice", "show_choice"]
 
 
 def make(name: str, options: Mapping[str, Any], known: CacheFacts) -> CachePolicy:
-    """Makes an empty cache with the policy `name`.
-
-    Raises:
-        UnknownNameError: if there is no such policy, or it has no such option.
-        ColdpressError: if an option's value is invalid, or the policy needs future requests and `known` has none.
-    """
+    """Makes an empty cache. Raises `UnknownNameError` if there is no such policy, or it has no such option; and
+    `ColdpressError` if an option's value is invalid, or the policy needs future requests and `known` has none."""
     plugin = plugins.load_class("coldpress.runtime.cache", CachePolicy, name)
     return plugin(known, plugins.options_of(plugin, options))
 
 
 def read_choice(text: str) -> tuple[str, Options]:
     """Parses `NAME` or `NAME:OPTION=VALUE:...`, for example `window:window_tokens=3`, into a policy and its options.
-
-    Raises:
-        UnknownNameError: if there is no such policy, or it has no such option.
-        ColdpressError: if a part does not have the form OPTION=VALUE, or a value is invalid.
-    """
+    Raises as `make`, and `ColdpressError` if a part does not have the form OPTION=VALUE."""
     name, *parts = text.split(":")
     plugin = plugins.load_class("coldpress.runtime.cache", CachePolicy, name)
     options = plugins.parse_values(parts, f"option of the cache '{name}'", "window:window_tokens=3")

@@ -36,29 +36,28 @@ def bookkeeping_bytes(manifest: Manifest) -> int:
     flash = manifest.flash
     arrays = [array for plan in manifest.plans for array in plan.arrays]
     caches = {plan.cache for plan in manifest.plans}
-    rows = row_buffer_bytes(flash.tables, flash.page_bytes)
-    num_pages = flash.size_bytes // flash.page_bytes
-    return counted_bytes(manifest.model, flash.sections, num_pages, arrays, caches) + rows
-
-
-def row_buffer_bytes(tables: Iterable[RowTable], page_bytes: int) -> int:
-    return sum(span_bytes(table.row_bytes, page_bytes) for table in tables)
+    image = flash.sections, flash.tables, flash.size_bytes, flash.page_bytes
+    return counted_bytes(manifest.model, *image, arrays, caches)
 
 
 def counted_bytes(
     spec: ModelSpec,
     sections: Iterable[Section],
-    num_pages: int,
+    tables: Iterable[RowTable],
+    flash_bytes: int,
+    page_bytes: int,
     arrays: Iterable[SelectorArray],
     caches: Collection[str],
 ) -> int:
-    """Returns the bytes of bookkeeping, counted from shapes, with the arrays and caches of all plans."""
+    """Returns the bytes of bookkeeping, counted from shapes, with the arrays and caches of all plans, and the buffer of
+    one row of each table."""
     sections = tuple(sections)
     parts = sum(len(section.layers) for section in sections)
-    tables = CHECKSUM_BYTES * num_pages + sum(array.num_bytes for array in arrays)
+    known = CHECKSUM_BYTES * (flash_bytes // page_bytes) + sum(array.num_bytes for array in arrays)
     objects = RUN_BYTES + LAYER_BYTES * spec.num_hidden_layers + PART_BYTES * parts
     of_units = sum(unit_bytes(section, caches) for section in sections)
-    return tables + of_units + objects + token_bytes(spec, sections)
+    rows = sum(span_bytes(table.row_bytes, page_bytes) for table in tables)
+    return known + of_units + objects + rows + token_bytes(spec, sections)
 
 
 def unit_bytes(section: Section, caches: Collection[str]) -> int:

@@ -35,7 +35,8 @@ class Claim(NamedTuple):
 def fixed_bytes(manifest: Manifest, plan: Plan) -> int:
     """Returns the DRAM that a plan needs besides units: resident tensors, predictors, KV cache, bookkeeping, buffers. A
     plan that never reads needs no buffers."""
-    return _unread(manifest, plan).num_bytes + buffer_bytes(plan, manifest.flash.sections)
+    reads = not holds_everything(plan, manifest.flash.sections)
+    return _unread(manifest, plan).num_bytes + (_reading_bytes(plan) if reads else 0)
 
 
 def least_budget_bytes(manifest: Manifest, plan: Plan) -> int:
@@ -78,11 +79,6 @@ def holds_everything(plan: Plan, sections: Iterable[Section]) -> bool:
     return all(
         part.num_pinned + part.cache_slots == section.num_units for part, section in placed_parts(plan, sections)
     )
-
-
-def buffer_bytes(plan: Plan, sections: Iterable[Section]) -> int:
-    """Returns the bytes of read buffer and preload buffer; 0 for a plan that never reads."""
-    return 0 if holds_everything(plan, sections) else _reading_bytes(plan)
 
 
 def as_run(manifest: Manifest, plan: Plan) -> Plan:
@@ -148,9 +144,7 @@ def refit(manifest: Manifest, plan: Plan, dram_budget_bytes: int) -> Plan:
 
 
 def without_draft(plan: Plan) -> Plan:
-    if not plan.draft_bytes:
-        return plan
-    return plan.model_copy(update=WITHOUT_DRAFT)
+    return plan.model_copy(update=WITHOUT_DRAFT) if plan.draft_bytes else plan
 
 
 def with_kv_cache(manifest: Manifest, plan: Plan, kv_cache_bytes: int, dram_budget_bytes: int) -> Plan:

@@ -8,18 +8,13 @@ it takes 17/32 of the bytes. It is refused where fp16 takes no more, as with hea
 from typing import get_args
 
 from coldpress.runtime.quantization import fp16, int8_group32
-from coldpress.schemas.errors import ColdpressError, known_name
+from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.layout import KvCacheFormat
 from coldpress.schemas.model import ModelSpec
 
 KV_CACHE_FORMATS: tuple[KvCacheFormat, ...] = get_args(KvCacheFormat)
 DEFAULT_KV_CACHE: KvCacheFormat = "fp16"
 STORED = {"fp16": fp16.Plugin(), "int8": int8_group32.Plugin()}
-
-
-def kv_cache_format(name: str) -> KvCacheFormat:
-    """Raises `UnknownNameError` if no format has that name."""
-    return known_name("kv cache", name, KV_CACHE_FORMATS)
 
 
 def formats_of(spec: ModelSpec) -> tuple[KvCacheFormat, ...]:

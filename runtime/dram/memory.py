@@ -10,24 +10,6 @@ from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
-from coldpress.schemas.errors import DoesNotFitError
-from coldpress.schemas.layout import Plan
-from coldpress.schemas.manifest import MANIFEST_FILE
-
-
-def check_fits(plan: Plan, needed: int, available: int) -> None:
-    """Raises `DoesNotFitError` if the parts exceed the budget, or what this process can have (`physical_bytes`)."""
-    if needed > plan.dram_budget_bytes:
-        raise DoesNotFitError(
-            f"{MANIFEST_FILE}: {plan.title} needs {needed} bytes of DRAM, its budget is "
-            f"{plan.dram_budget_bytes}; take the plan from choose_plan"
-        )
-    if needed > available:
-        raise DoesNotFitError(
-            f"{plan.title} needs {needed:,} bytes of DRAM, this machine has {available:,} for this "
-            "process; give a smaller --dram-budget"
-        )
-
 
 def give_back_heap() -> None:
     """Gives freed pages of the C library's heap back to the system, if the library has malloc_trim. Without this call

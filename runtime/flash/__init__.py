@@ -28,22 +28,15 @@ class Ticket(Protocol):
     """Reads in flight. A read that fails is tried once more, while the caller waits."""
 
     def wait(self, count: int) -> None:
-        """Returns when the first `count` extents are in memory.
-
-        Raises:
-            CorruptPageError: if a page's checksum differs, also when read again.
-            DeviceError: if the device fails twice.
-        """
-        ...
+        """Returns when the first `count` extents are in memory. Raises `CorruptPageError` if a page's checksum differs,
+        also when read again, and `DeviceError` if the device fails twice."""
 
     def finish(self) -> float:
         """Waits until all extents are in memory. Returns the seconds that callers waited, or on a modelled device the
         seconds that the device takes. Raises as `wait`."""
-        ...
 
     def abandon(self) -> float:
         """Waits until no read writes to the memory any more, even if reads fail; returns seconds as `finish`."""
-        ...
 
 
 class Flash(PluginBase):

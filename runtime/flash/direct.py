@@ -46,18 +46,10 @@ class Plugin(Flash):
             )
 
     def submit(self, extents: Extents, into: np.ndarray, landing: Landing | None = None) -> "DirectReads":
-        arguments = (
-            self._file,
-            extents.offsets.astype(np.uint64),
-            extents.lengths.astype(np.uint64),
-            into,
-            extents.buffer_offsets.astype(np.uint64),
-            self._page_bytes,
-            self._page_crc32c,
-            self._num_in_flight,
-            landing,
-        )
-        start = partial(self.start_reads, *arguments)
+        places = extents.offsets, extents.lengths, extents.buffer_offsets
+        offsets, lengths, buffer_offsets = (numbers.astype(np.uint64) for numbers in places)
+        checks = self._page_bytes, self._page_crc32c, self._num_in_flight
+        start = partial(self.start_reads, self._file, offsets, lengths, into, buffer_offsets, *checks, landing)
         return DirectReads(self, extents, start, start())
 
     def close(self) -> None:

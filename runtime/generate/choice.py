@@ -11,14 +11,14 @@ from coldpress.runtime.cache import read_choice
 from coldpress.runtime.decoder.selection import check_selector
 from coldpress.runtime.drafts import NO_DRAFT, Draft
 from coldpress.runtime.dram import budget
-from coldpress.runtime.dram.kv_cache import kv_cache_bytes, kv_cache_format
+from coldpress.runtime.dram.kv_cache import KV_CACHE_FORMATS, kv_cache_bytes
 from coldpress.runtime.flash import Flash, simulated
 from coldpress.runtime.quantities import parse_bytes
 from coldpress.runtime.routing import EXACT
 from coldpress.runtime.routing import read_choice as read_routing
 from coldpress.runtime.sparsity import Selector, sees_others, uses_read_units
 from coldpress.runtime.store.preload_room import wanted
-from coldpress.schemas.errors import ColdpressError
+from coldpress.schemas.errors import ColdpressError, known_name
 from coldpress.schemas.layout import Collapse, KvCacheFormat, Plan, Preload
 from coldpress.schemas.manifest import Manifest
 
@@ -109,7 +109,7 @@ def choices(
 ) -> tuple[Plan, Callable[[int], Plan]]:
     """Returns the plan to run with, and what chooses the plan for another budget while the run goes on. The second
     chooses among those of the same selector, context, KV cache and draft model. Both raise as `choose_plan`."""
-    kind = None if kv_cache is None else kv_cache_format(kv_cache)
+    kind = None if kv_cache is None else known_name("kv cache", kv_cache, KV_CACHE_FORMATS)
     settings = selector, cache, collapse, preload, kind, routing
     plan = choose_plan(manifest, dram_budget_bytes, *settings)
     kinds = {one.name: (one.method, one.context_length, one.kv_cache, one.draft_bytes) for one in manifest.plans}

@@ -28,14 +28,14 @@ from coldpress.runtime.generate.speculation import Drafts, Pass, Turn, decode
 from coldpress.runtime.generate.statistics import Timer, Token
 from coldpress.runtime.generate.token_ids import token_array
 from coldpress.runtime.kernels import FEW_TOKENS
-from coldpress.runtime.kernels.activations import DEFAULT_ACTIVATIONS, ActivationFormat, activation_format
+from coldpress.runtime.kernels.activations import ACTIVATIONS, DEFAULT_ACTIVATIONS, ActivationFormat
 from coldpress.runtime.simulate import on_device
 from coldpress.runtime.store.clock import Clock
 from coldpress.runtime.store.facts import Observer
 from coldpress.runtime.store.store import Store
 from coldpress.runtime.trace import Recorder
 from coldpress.schemas.device import DeviceProfile
-from coldpress.schemas.errors import ColdpressError, DoesNotFitError
+from coldpress.schemas.errors import ColdpressError, DoesNotFitError, known_name
 from coldpress.schemas.layout import Collapse, Plan, Preload
 from coldpress.schemas.manifest import DRAFT_FOLDER, DRAFT_MANIFEST
 from coldpress.schemas.metrics import RunMetrics
@@ -118,7 +118,7 @@ class Session(AbstractContextManager["Session"]):
         watching = filter(None, [recorder, *observers, clock])
         self.store = Store(self.artifact, plan, make_flash(self.artifact, plan, flash), *watching)
         self._flash = flash
-        self._activations: ActivationFormat = activation_format(activations)
+        self._activations: ActivationFormat = known_name("activation format", activations, ACTIVATIONS)
         self.decoder = Decoder(self.artifact, self.store, Selection(self.artifact, plan), self._activations)
         planned, _ = draft_of(self.plan, self.artifact.manifest)
         self._draft_model = self._opened_draft_model() if planned.NEEDS_MODEL else None

@@ -7,7 +7,7 @@ follows the law of schemas/device.py, computing that of runtime/store/computing.
 import numpy as np
 
 from coldpress.runtime.store import planner
-from coldpress.runtime.store.computing import NOTHING, Arrival, Preloaded, Work, deciding_seconds, request_work
+from coldpress.runtime.store.computing import NOTHING, Arrival, Work, deciding_seconds, request_work
 from coldpress.runtime.store.facts import Observer, PreloadFacts, RequestFacts
 from coldpress.runtime.store.resident import chosen_from, seconds_before
 from coldpress.schemas.device import Flash, flash_seconds
@@ -60,11 +60,9 @@ class Clock(Observer):
     def request(self, facts: RequestFacts) -> None:
         reads = arrival(self._flash, facts.plan, facts.buffer_bytes, facts.room_bytes)
         size, weights = facts.unit_bytes, self._weights[facts.key]
-        preloaded = Preloaded(facts.num_preloaded * size, planner.num_portions(facts.num_preloaded * size))
-        read_bytes, stored_bytes = preloaded.num_bytes + facts.num_read * size, facts.num_stored * size
-        work = request_work(
-            self._device, weights, facts.num_resident * size, read_bytes, stored_bytes, reads.num_portions, preloaded
-        )
+        num_units = facts.num_resident, facts.num_preloaded + facts.num_read, facts.num_stored
+        sizes = (count * size for count in num_units)
+        work = request_work(self._device, weights, *sizes, reads.num_portions, facts.num_preloaded * size)
         self._queue.compute(self._seconds_before.get(facts.key, 0.0))
         self.flash_s += reads.flash_s
         self.work_s += work.seconds

@@ -16,6 +16,7 @@ import numpy as np
 
 from coldpress.runtime.artifact.contents import nbytes
 from coldpress.runtime.quantization._mixed import VALUES
+from coldpress.runtime.store import planner
 from coldpress.schemas.compute import Figure
 from coldpress.schemas.device import DeviceProfile
 from coldpress.schemas.families import JOINT, UnitFormat, slice_formats
@@ -45,17 +46,6 @@ class Arrival(NamedTuple):
 
 NOTHING = Arrival(0.0, 0, True)
 """A request that does not read."""
-
-
-class Preloaded(NamedTuple):
-    """The units of a request that were preloaded."""
-
-    num_bytes: int
-    num_portions: int
-    """Portions that can be used one after another; all are there when the device has read them all."""
-
-
-NO_PRELOADED = Preloaded(0, 0)
 
 
 class Work(NamedTuple):
@@ -174,7 +164,7 @@ def request_work(
     read_bytes: int,
     kept_bytes: int,
     num_portions: int,
-    preloaded: Preloaded = NO_PRELOADED,
+    preloaded_bytes: int = 0,
 ) -> Work:
     """Returns the cost of a request for units beside its reads.
 
@@ -183,19 +173,18 @@ def request_work(
         read_bytes: Bytes of the units that it uses from flash, read now or preloaded.
         kept_bytes: Bytes of those that go to slots.
         num_portions: The portions in which its reads arrive; 0 if it does not read.
-        preloaded: The part of `read_bytes` that was preloaded.
+        preloaded_bytes: The part of `read_bytes` that was preloaded.
     """
     deciding_s = deciding_seconds(device, read_bytes > 0)
     density = (ready_bytes + read_bytes) / weights.num_bytes if weights.num_bytes else 1.0
     ready_s = weight_seconds(device, weights.format, ready_bytes, density)
     read_s = weight_seconds(device, weights.format, read_bytes, density)
     used_s = read_s + copy_seconds(device, kept_bytes)
-    preloaded_share, portion_s = (
-        preloaded.num_bytes / max(1, read_bytes),
-        _stated(device.compute and device.compute.portion_s),
-    )
+    preloaded_share = preloaded_bytes / max(1, read_bytes)
+    portion_s = _stated(device.compute and device.compute.portion_s)
     arriving_s = (1 - preloaded_share) * used_s + num_portions * portion_s
-    return Work(deciding_s, ready_s, arriving_s, preloaded_share * used_s + preloaded.num_portions * portion_s)
+    preloaded_s = preloaded_share * used_s + planner.num_portions(preloaded_bytes) * portion_s
+    return Work(deciding_s, ready_s, arriving_s, preloaded_s)
 
 
 def fetch_seconds(

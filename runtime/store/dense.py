@@ -7,17 +7,16 @@ which other experts are read changes no block.
 """
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from coldpress.runtime.extents import span_bytes
 from coldpress.runtime.store import planner
-from coldpress.runtime.store.facts import Purpose
-from coldpress.runtime.store.memory import Half, PoolMemory
+from coldpress.runtime.store.memory import Half
 from coldpress.runtime.store.planner import longest_read_bytes
-from coldpress.runtime.store.request import Device, Incoming
+from coldpress.runtime.store.request import Incoming
 from coldpress.runtime.store.slots import Part
 from coldpress.schemas.device import Flash, flash_seconds
 
@@ -38,51 +37,30 @@ class DenseBatch(planner.ReadBatch):
         return map(slice, (0, *self.stops), self.stops)
 
 
-class DensePass:
-    """Units of a part on their way into memory; iterate over it once."""
-
-    def __init__(self, device: Device, part: Part, memory: PoolMemory, batches: Iterable[DenseBatch]) -> None:
-        self._part = part
-        self._incoming = Incoming(device, Purpose.STREAM, batches, memory)
-
-    def __iter__(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Yields a block's (unit ids int32 [m], rows uint8 [m, unit_bytes]), as much as half of the read buffer holds,
-        while reads fill the other half. A buffer that is not halved is filled when all its units have been used. The
-        rows are views of the buffer; the next step overwrites them.
-
-        Raises:
-            CorruptPageError: if a page read is damaged.
-        """
-        try:
-            for batch, ticket, half in self._incoming:
-                ticket.wait(len(batch.extents))
-                for block in batch.blocks():
-                    rows = in_buffer(half, batch.buffer_offset[block], self._part.units)
-                    yield self._part.units_at(batch.positions[block]), rows
-        finally:
-            self.close()
-
-    def close(self) -> None:
-        self._incoming.close()
+Blocks = Generator[tuple[np.ndarray, np.ndarray]]
+"""Blocks of units: their ids, int32 [m], and rows, uint8 [m, unit_bytes]."""
 
 
-class ResidentPass:
-    """Units of a part that holds every unit in its slots; iterate over it as over a `DensePass`."""
-
-    def __init__(self, part: Part, rows: np.ndarray, batches: Iterable[DenseBatch]) -> None:
-        """Takes units from `rows`, uint8 [slots, unit_bytes], in the blocks of `batches`; reads nothing."""
-        self._part, self._rows, self._batches = part, rows, batches
-
-    def __iter__(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Yields as `DensePass`; pinned units lie in flash order in the slots, so most rows are views of them."""
-        first_slot = self._part.first_slot
-        for batch in self._batches:
+def read_blocks(part: Part, incoming: Incoming[DenseBatch]) -> Blocks:
+    """Yields blocks of units on their way into memory, as much as half of the read buffer holds, while reads fill the
+    other half. A buffer that is not halved is filled when all its units have been used. The rows are views of the
+    buffer; the next step overwrites them. Raises `CorruptPageError` if a page read is damaged."""
+    try:
+        for batch, ticket, half in incoming:
+            ticket.wait(len(batch.extents))
             for block in batch.blocks():
-                positions = batch.positions[block]
-                yield self._part.units_at(positions), self._rows[in_range(first_slot + positions)]
+                yield part.units_at(batch.positions[block]), in_buffer(half, batch.buffer_offset[block], part.units)
+    finally:
+        incoming.close()
 
-    def close(self) -> None:
-        """Does nothing: there are no reads."""
+
+def held_blocks(part: Part, rows: np.ndarray, batches: Iterable[DenseBatch]) -> Blocks:
+    """Yields the blocks of `batches` from `rows`, uint8 [slots, unit_bytes], which hold all units. Pinned units lie in
+    flash order in the slots, so most rows are views of them."""
+    for batch in batches:
+        for block in batch.blocks():
+            positions = batch.positions[block]
+            yield part.units_at(positions), rows[in_range(part.first_slot + positions)]
 
 
 @dataclass(frozen=True)

@@ -81,22 +81,15 @@ class AdaptiveGap(Observer):
         return self._tried[self._used].gap_bytes  # may be a probe's gap instead of the current best
 
     def request(self, facts: RequestFacts) -> None:
-        self.want(facts.wanted_bytes)
+        self._wanted_bytes += facts.wanted_bytes
 
     def ended(self, purpose: Purpose, num_reads: int, num_bytes: int, waited_s: float) -> None:
         """Learns only from reads of requests, because the token waits for these."""
         if purpose is Purpose.REQUEST:
-            self.observe(num_bytes, waited_s)
+            self._read_bytes += num_bytes
+            self._seconds += waited_s
 
-    def want(self, wanted_bytes: int) -> None:
-        """Adds bytes that the current tokens need from flash."""
-        self._wanted_bytes += wanted_bytes
-
-    def observe(self, read_bytes: int, seconds: float) -> None:
-        self._read_bytes += read_bytes
-        self._seconds += seconds
-
-    def end_tokens(self, count: int = 1, num_evicted: int = 0) -> None:
+    def end_tokens(self, count: int, num_evicted: int) -> None:
         """Ends tokens; the next ones' reads may have another gap."""
         if not self._read_bytes:
             return

@@ -18,12 +18,13 @@ import numpy as np
 from coldpress.runtime import _native
 from coldpress.runtime.dram.bookkeeping import token_bytes
 from coldpress.runtime.dram.budget import holds_everything, used_bytes
-from coldpress.runtime.dram.memory import check_fits, physical_bytes
+from coldpress.runtime.dram.memory import physical_bytes
 from coldpress.runtime.extents import span_bytes
 from coldpress.runtime.store.planner import longest_read_bytes, room_bytes
 from coldpress.runtime.store.slots import Pool, num_slots
+from coldpress.schemas.errors import DoesNotFitError
 from coldpress.schemas.layout import Plan
-from coldpress.schemas.manifest import Manifest
+from coldpress.schemas.manifest import MANIFEST_FILE, Manifest
 
 MAX_BUFFER_BYTES = 1 << 30
 """Largest read buffer that is used, because offsets in it are 32-bit numbers."""
@@ -89,13 +90,6 @@ class Half:
     take a byte offset as a row number, and units in the buffer need no copy."""
 
 
-def halves(buffer: np.ndarray, unit_bytes: int, page_bytes: int) -> list[Half]:
-    """Divides a read buffer into parts of `room_bytes` for units of one size."""
-    room = room_bytes(buffer.size, page_bytes, span_bytes(unit_bytes, page_bytes))
-    parts = (buffer[start : start + room] for start in range(0, buffer.size - room + 1, room))
-    return [Half(part, np.lib.stride_tricks.sliding_window_view(part, unit_bytes)) for part in parts]
-
-
 @dataclass
 class PoolMemory:
     """The memory of a family's units of one size: slots for cached units, and the read buffer."""
@@ -125,8 +119,17 @@ class Memory:
 
     def check(self, plan: Plan) -> None:
         """Raises `DoesNotFitError` if the plan's parts exceed its budget, or this machine's memory."""
-        memory_bytes = physical_bytes() if self._moves_data else plan.dram_budget_bytes
-        check_fits(plan, used_bytes(self._manifest, plan), memory_bytes)
+        needed = used_bytes(self._manifest, plan)
+        if needed > plan.dram_budget_bytes:
+            raise DoesNotFitError(
+                f"{MANIFEST_FILE}: {plan.title} needs {needed} bytes of DRAM, its budget is {plan.dram_budget_bytes}; "
+                "take the plan from choose_plan"
+            )
+        if self._moves_data and needed > (available := physical_bytes()):
+            raise DoesNotFitError(
+                f"{plan.title} needs {needed:,} bytes of DRAM, this machine has {available:,} for this process; give a "
+                "smaller --dram-budget"
+            )
 
     def take(self, plan: Plan) -> None:
         """Puts a plan in force; `move` and `resize_buffer` follow. Raises `DoesNotFitError` as `check`; nothing has
@@ -177,9 +180,12 @@ class Memory:
         return room_bytes(self.reading_bytes, self._page_bytes, span_bytes(unit_bytes, self._page_bytes))
 
     def _read_into(self, unit_bytes: int) -> tuple[list[Half], int, int]:
-        parts = halves(self.buffer, unit_bytes, self._page_bytes)
-        room = parts[0].memory.size
-        return parts, room, longest_read_bytes(room, unit_bytes, self._page_bytes)
+        """Returns the last three fields of `PoolMemory` for units of one size."""
+        buffer, page_bytes = self.buffer, self._page_bytes
+        room = room_bytes(buffer.size, page_bytes, span_bytes(unit_bytes, page_bytes))
+        parts = (buffer[start : start + room] for start in range(0, buffer.size - room + 1, room))
+        halves = [Half(part, np.lib.stride_tricks.sliding_window_view(part, unit_bytes)) for part in parts]
+        return halves, room, longest_read_bytes(room, unit_bytes, page_bytes)
 
     @property
     def reading_bytes(self) -> int:

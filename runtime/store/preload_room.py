@@ -15,10 +15,12 @@ import numpy as np
 
 from coldpress.runtime.dram.budget import fixed_bytes
 from coldpress.runtime.extents import span_bytes
+from coldpress.runtime.plugins import load
+from coldpress.runtime.sparsity import Selector
 from coldpress.runtime.store import planner
 from coldpress.runtime.store.facts import Key
 from coldpress.runtime.store.planner import MAX_READ_BYTES, longest_read_bytes
-from coldpress.runtime.store.resident import seconds_before, uses_all
+from coldpress.runtime.store.resident import seconds_before
 from coldpress.schemas.device import Flash, flash_seconds
 from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.families import FAMILIES, FamilyName, Signal
@@ -63,7 +65,8 @@ def guessed_families(families: Iterable[FamilyName]) -> tuple[FamilyName, ...]:
 def reads_on(plan: Plan, sections: Sequence[Section]) -> bool:
     """Tells whether the last layer preloads for the first one of the next token: its units are known, since a token
     uses all and no router picks some, and no layer of a group still needs the buffer."""
-    every_unit = uses_all(plan) and all(part.density >= 1 for part in plan.parts)
+    is_whole = load("coldpress.runtime.sparsity", Selector, plan.method).is_whole
+    every_unit = is_whole and all(part.density >= 1 for part in plan.parts)
     return every_unit and all(len(section.layers) == 1 for section in sections)
 
 

@@ -159,12 +159,8 @@ class Request:
             raise
 
     def __iter__(self) -> Iterator[Batch]:
-        """Yields batches that together hold each requested unit exactly once.
-
-        Raises:
-            CorruptPageError: if a page read is damaged.
-            DeviceError: if the device fails twice.
-        """
+        """Yields batches that together hold each requested unit exactly once. Raises `CorruptPageError` if a page read
+        is damaged, `DeviceError` if the device fails twice."""
         try:
             if self._evicted_hits is not None:
                 yield self._evicted_hits

@@ -9,11 +9,10 @@ from collections.abc import Iterable, Mapping
 
 from coldpress.runtime.artifact.contents import layout_bytes, nbytes, resident_tensors
 from coldpress.runtime.dram.budget import holds_tables
-from coldpress.runtime.plugins import load
-from coldpress.runtime.sparsity import Selector
 from coldpress.runtime.store import computing
+from coldpress.runtime.store.facts import Key
 from coldpress.schemas.device import flash_seconds
-from coldpress.schemas.families import FAMILIES, WHOLE_MLP, FamilyName, UnitFormat, layers_of, used_share
+from coldpress.schemas.families import FAMILIES, WHOLE_MLP, UnitFormat, layers_of, used_share
 from coldpress.schemas.layout import Plan, RowTable
 from coldpress.schemas.manifest import LayerPredictorInfo, Manifest
 from coldpress.schemas.model import MLP_ROLES, ModelSpec, matrices
@@ -25,18 +24,15 @@ Bytes = Counter[UnitFormat | None]
 """Bytes by format; None is float32, and keys and values."""
 
 
-def looked_up_roles(spec: ModelSpec) -> tuple[str, ...]:
-    return LOOKUP_TABLES[spec.tie_word_embeddings :]
-
-
 def computed_bytes(manifest: Manifest, plan: Plan) -> Bytes:
     """Returns the bytes of DRAM that a token reads besides units: resident weights, predictors, half the KV cache."""
     spec, sizes = manifest.model, _sizes(manifest)
     layers = layers_of(WHOLE_MLP, spec)
-    mlp = {name for layer in layers for role in MLP_ROLES for name in _named(layer, role, spec)}
+    mlp = (name for layer in layers for role in MLP_ROLES for name in _named(layer, role, spec))
+    in_part = {*mlp, *LOOKUP_TABLES[spec.tie_word_embeddings :]}
     found: Bytes = Counter()
     for role, (format_name, size) in sizes.items():
-        if role not in mlp and role not in looked_up_roles(spec):
+        if role not in in_part:
             found[format_name] += size
     for layer in layers:
         found += _multiplied_bytes(sizes, spec, layer, MLP_ROLES)
@@ -44,29 +40,26 @@ def computed_bytes(manifest: Manifest, plan: Plan) -> Bytes:
     return found + _predicting_bytes(manifest, plan)
 
 
-def bytes_before(manifest: Manifest, plan: Plan) -> dict[tuple[int, FamilyName], Bytes]:
+def bytes_before(manifest: Manifest, plan: Plan) -> dict[Key, Bytes]:
     """Returns, for each layer's first request for MLP units, the bytes of resident weights and KV cache used before it.
     Bytes used later in a layer, and the head's, are not counted."""
     families = [entry.family for entry in manifest.families]
     first = next((name for name in families if set(FAMILIES[name].roles) & set(MLP_ROLES)), None)
     if first is None:
         return {}
-    num_layers, sizes = manifest.model.num_hidden_layers, _sizes(manifest)
-    spec = manifest.model
+    spec, sizes = manifest.model, _sizes(manifest)
     early = [*spec.attention_roles, *spec.expanding_matrices, *(role for role in MLP_ROLES if role != "down_proj")]
     shared = _predicting_bytes(manifest, plan)
     shared[None] += plan.kv_cache_bytes // 2
-    of_layer: Bytes = Counter({format_name: size // num_layers for format_name, size in shared.items()})
+    of_layer: Bytes = Counter({name: size // spec.num_hidden_layers for name, size in shared.items()})
     return {(layer, first): _multiplied_bytes(sizes, spec, layer, early) + of_layer for layer in layers_of(first, spec)}
 
 
-def seconds_before(manifest: Manifest, plan: Plan) -> dict[tuple[int, FamilyName], float]:
+def seconds_before(manifest: Manifest, plan: Plan) -> dict[Key, float]:
     """Returns, for each layer's first request for MLP units, the seconds in which preloads run before it."""
     device = manifest.device
-    return {
-        key: computing.dense_seconds(device, num_bytes) + computing.layer_seconds(device)
-        for key, num_bytes in bytes_before(manifest, plan).items()
-    }
+    before, layer_s = bytes_before(manifest, plan), computing.layer_seconds(device)
+    return {key: computing.dense_seconds(device, num_bytes) + layer_s for key, num_bytes in before.items()}
 
 
 def token_seconds(manifest: Manifest, plan: Plan) -> float:
@@ -98,14 +91,13 @@ def scored_bytes(spec: ModelSpec, predictors: Iterable[LayerPredictor | LayerPre
     used = used_share(WHOLE_MLP, spec)
     total: Bytes = Counter()
     for entry in predictors:
-        first, second = (
-            rows * nbytes(entry.format, columns) for rows, columns in matrix_shapes(spec, entry.rank).values()
-        )
+        shapes = matrix_shapes(spec, entry.rank).values()
+        first, second = (rows * nbytes(entry.format, columns) for rows, columns in shapes)
         total[entry.format] += first + round(used * second)
     return total
 
 
-def chosen_from(manifest: Manifest) -> dict[tuple[int, FamilyName], computing.Weights]:
+def chosen_from(manifest: Manifest) -> dict[Key, computing.Weights]:
     formats = manifest.unit_formats
     return {
         (layer, section.family): computing.Weights(
@@ -115,10 +107,6 @@ def chosen_from(manifest: Manifest) -> dict[tuple[int, FamilyName], computing.We
         for section in manifest.flash.sections
         for layer in section.layers
     }
-
-
-def uses_all(plan: Plan) -> bool:
-    return load("coldpress.runtime.sparsity", Selector, plan.method).is_whole
 
 
 _Sizes = Mapping[str, tuple[UnitFormat | None, int]]

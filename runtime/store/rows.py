@@ -37,16 +37,15 @@ class Rows:
 
     def begin(self, device: Device, tokens: np.ndarray) -> None:
         """Begins to read the rows `tokens`, int [T], for the next call of `take`, unless the matrix is in memory."""
-        if self._held is None:
-            self.drop()
-            self._begun = self._begin(device, np.unique(tokens).astype(np.int32))
-
-    def _begin(self, device: Device, ids: np.ndarray) -> _Begun:
+        if self._held is not None:
+            return
+        self.drop()
+        ids = np.unique(tokens).astype(np.int32)
         plan = planner.plan_reads(self._places, ids, self._page_bytes, 0, max(MAX_READ_BYTES, self._buffer.size))
         (batch,) = planner.batches(plan, plan.extents.num_bytes)
         one = plan.extents.num_bytes <= self._buffer.size
         memory = self._buffer if one else self._zeros(plan.extents.num_bytes)
-        return _Begun(ids, batch, memory, device.flash.submit(batch.extents, memory))
+        self._begun = _Begun(ids, batch, memory, device.flash.submit(batch.extents, memory))
 
     def take(self, device: Device, purpose: Purpose, tokens: np.ndarray) -> np.ndarray:
         """Returns the stored rows `tokens`, int [T], as uint8 [T, row_bytes]. Observers are told of the reads now.

@@ -30,7 +30,7 @@ from coldpress.runtime.sparsity import Residency, uses_read_units
 from coldpress.runtime.store import planner
 from coldpress.runtime.store.clock import Clock
 from coldpress.runtime.store.counters import Counters
-from coldpress.runtime.store.dense import DensePass, DensePlan, ResidentPass
+from coldpress.runtime.store.dense import Blocks, DenseBatch, DensePlan, held_blocks, read_blocks
 from coldpress.runtime.store.facts import Key, Observer, Observers, Purpose, RequestFacts
 from coldpress.runtime.store.gap import AdaptiveGap
 from coldpress.runtime.store.memory import Memory, PoolMemory
@@ -50,12 +50,7 @@ _Known = tuple[Key, np.ndarray, np.ndarray | None, int, int, int]
 
 class Store:
     def __init__(
-        self,
-        artifact: Artifact,
-        plan: Plan,
-        flash: Flash,
-        *observers: Observer,
-        requests: Requests | None = None,
+        self, artifact: Artifact, plan: Plan, flash: Flash, *observers: Observer, requests: Requests | None = None
     ) -> None:
         """Allocates everything the budget covers and loads the pinned units.
 
@@ -91,7 +86,7 @@ class Store:
         self._device = Device(flash, self._observers)
         self._parts = parts_of(artifact, plan, requests)
         self.preloader = self._preloader_of(plan)
-        self._under_way: Request | DensePass | None = None
+        self._under_way: Request | Incoming[DenseBatch] | None = None
         return {key: np.flatnonzero(part.cache.present) for key, part in self._parts.items()}
 
     def _preloader_of(self, plan: Plan) -> Preloader:
@@ -115,9 +110,7 @@ class Store:
         under the former plan; if a read fails, pinned units that are missing become ordinary ones, which requests read.
         """
         plan = as_run(artifact.manifest, plan)
-        self._settle()
-        self._memory.check(plan)
-        with self._or_back(artifact):
+        with self._or_back(artifact, plan):
             self._memory.take(plan)
             self.plan = plan
             self._release_rows(plan)
@@ -132,9 +125,7 @@ class Store:
         """Switches, between two requests, to another plan of the same selector; caches begin with its pinned units.
         Counters go on. Raises as `resize`."""
         plan = as_run(artifact.manifest, plan)
-        self._settle()
-        self._memory.check(plan)
-        with self._or_back(artifact):
+        with self._or_back(artifact, plan):
             self._renew(artifact, plan)
 
     def _renew(self, artifact: Artifact, plan: Plan) -> None:
@@ -147,8 +138,10 @@ class Store:
         self._load(self._set_up(artifact, plan, self._device.flash))
 
     @contextmanager
-    def _or_back(self, artifact: Artifact) -> Generator[None]:
-        """Goes back to the present plan if the system has no memory for the block's."""
+    def _or_back(self, artifact: Artifact, plan: Plan) -> Generator[None]:
+        """Goes back to the present plan if the system has no memory for `plan`, to which the block switches."""
+        self._settle()
+        self._memory.check(plan)
         before = self.plan
         try:
             yield
@@ -206,8 +199,7 @@ class Store:
 
     def residency(self, key: Key) -> Residency:
         """Returns which units of a layer's family are in DRAM, and where all its units lie on flash."""
-        if self._under_way is not None:
-            self._settle()
+        self._settle()
         part = self._parts[key]
         return Residency(part.cache.present, part.position)
 
@@ -230,9 +222,7 @@ class Store:
     def end_tokens(self, count: int = 1) -> None:
         """Ends `count` tokens that were decoded together, for policies and observers that count tokens."""
         self._settle()
-        num_evicted = 0
-        for part in self._parts.values():
-            num_evicted += part.end_tokens(count)
+        num_evicted = sum(part.end_tokens(count) for part in self._parts.values())
         self.preloader.end_tokens()
         for end_tokens in self._observers.end_tokens:
             end_tokens(count, num_evicted)
@@ -249,12 +239,9 @@ class Store:
         Returns batches, to be iterated over once, that hold each unit of `ids` exactly once: a tuple if nothing is
         missing. Under a plan with `use_read_units` they also hold, once, all other units in memory and all units that
         lie entirely inside the reads; the cache counts `ids` only. The request ends when the next one is submitted.
-
-        Raises:
-            CorruptPageError, DeviceError: from a device that reads inside this call (runtime/flash/serial.py).
+        Raises `CorruptPageError` or `DeviceError` if the device reads inside this call (runtime/flash/serial.py).
         """
-        if self._under_way is not None:
-            self._settle()
+        self._settle()
         part = self._parts[key]
         memory = self._memory.pools[part.pool]
         present = part.cache.touch(ids)
@@ -335,7 +322,7 @@ class Store:
             self._under_way.close()
             self._under_way = None
 
-    def stream(self, key: Key, ids: np.ndarray | None = None) -> DensePass | ResidentPass:
+    def stream(self, key: Key, ids: np.ndarray | None = None) -> Blocks:
         """Begins the prefill's dense pass: reads units in flash order, or takes them from their slots if all are there.
 
         In a layer group, the bytes between two units of the layer are read or skipped, whichever takes the artifact's
@@ -355,9 +342,9 @@ class Store:
         plan = DensePlan(part.units, num_units, of_expert, room, page_bytes, gap_bytes, self._law)
         batches = plan.batches(None if ids is None else np.sort(part.position[ids]).astype(np.int64))
         if in_slots:
-            return ResidentPass(part, memory.slots.rows, batches)
-        found = self._under_way = DensePass(self._device, part, memory, batches)
-        return found
+            return held_blocks(part, memory.slots.rows, batches)
+        self._under_way = incoming = Incoming(self._device, Purpose.STREAM, batches, memory)
+        return read_blocks(part, incoming)
 
     def start_counting(self) -> None:
         """Sets the counters and the clock's modelled seconds to zero."""

@@ -160,7 +160,7 @@ def test_a_7b_model_keeps_12_megabytes():
     tables = 4 * 774_144 + 458_752 * 12
     objects, token = (128 + 32 * 20) * 1024, 14_336 * 64 + 4096 * 32 + 32_000 * 48
     assert length % 65536 == 0
-    found = counted.counted_bytes(spec, sections, 32 * length // 4096, [], {"lfu"})
+    found = counted.counted_bytes(spec, sections, (), 32 * length, 4096, [], {"lfu"})
     assert found == tables + objects + token == 11_972_608
 
 

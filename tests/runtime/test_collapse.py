@@ -1,6 +1,7 @@
 """The gap that adapts: it finds the best one, is switched off where it cannot help, and repeats in simulations."""
 
 import functools
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from coldpress.runtime.flash import direct, simulated
 from coldpress.runtime.generate.session import Session
 from coldpress.runtime.simulate import simulate
 from coldpress.runtime.store import planner
+from coldpress.runtime.store.facts import Purpose
 from coldpress.runtime.store.gap import AdaptiveGap
 from coldpress.runtime.store.store import Store
 from coldpress.runtime.trace import Recorder
@@ -19,6 +21,12 @@ from tests.support.artifacts import Recipe, build_artifact, small_spec
 from tests.support.stores import ask, check_fetch, requests
 
 PAGE, NUM_UNITS = 4096, 4000
+
+
+def end_token(gap, wanted_bytes, read_bytes, seconds):
+    gap.request(SimpleNamespace(wanted_bytes=wanted_bytes))
+    gap.ended(Purpose.REQUEST, 1, read_bytes, seconds)
+    gap.end_tokens(1, 0)
 
 
 def decode(gap, seconds_of, num_tokens=600):
@@ -31,9 +39,7 @@ def decode(gap, seconds_of, num_tokens=600):
         seconds = seconds_of(len(plan.extents), plan.extents.num_bytes)
         total.append(seconds)
         if not isinstance(gap, int):
-            gap.want(wanted.size * PAGE)
-            gap.observe(plan.extents.num_bytes, seconds)
-            gap.end_tokens()
+            end_token(gap, wanted.size * PAGE, plan.extents.num_bytes, seconds)
     return sum(total[-300:])
 
 
@@ -75,9 +81,7 @@ def test_what_takes_no_time_moves_nothing():
     """Where computing hides all reads there is nothing to learn."""
     gap, seen = AdaptiveGap(8 * PAGE, PAGE), []
     for _ in range(400):
-        gap.want(PAGE)
-        gap.observe(PAGE, 0.0)
-        gap.end_tokens()
+        end_token(gap, PAGE, PAGE, 0.0)
         seen.append(gap.gap_bytes)
     assert max(seen, key=seen.count) == 8 * PAGE
     assert not gap.switched_off
@@ -127,11 +131,11 @@ def test_measured_seconds_never_choose_units(tmp_path, monkeypatch):
     )
     path = build_artifact(tmp_path / "a", recipe).path
     plan = plan_of(open_artifact(path)).model_copy(update={"collapse_gap_bytes": PAGE})
-    found = []
+    found, real = [], AdaptiveGap.ended
     for seconds in (lambda num_reads, num_bytes: num_bytes / 1e8, lambda num_reads, num_bytes: num_reads / 1e2):
 
         def ended(gap, purpose, num_reads, num_bytes, waited_s, seconds=seconds):
-            gap.observe(num_bytes, seconds(num_reads, num_bytes))
+            real(gap, purpose, num_reads, num_bytes, seconds(num_reads, num_bytes))
 
         monkeypatch.setattr(AdaptiveGap, "ended", ended)
         with Session(path, plan=plan) as session:

@@ -5,7 +5,7 @@ from pydantic import ValidationError
 
 from coldpress.runtime.artifact.reader import open_artifact
 from coldpress.runtime.store import computing, resident
-from coldpress.runtime.store.computing import NOTHING, Arrival, Preloaded, Weights, Work
+from coldpress.runtime.store.computing import NOTHING, Arrival, Weights, Work
 from coldpress.schemas.compute import Compute, overlapped_seconds
 from tests.support.artifacts import Recipe, build_artifact
 from tests.support.devices import with_compute
@@ -58,13 +58,12 @@ def test_a_request_decides_computes_with_what_is_there_reads_and_computes_with_t
 def test_units_that_were_read_ahead_are_a_portion_of_their_own():
     """Two fifths of the bytes were preloaded and arrive in one portion; the request reads the others in two."""
     device = with_compute(small_device(), RATES, copy_bytes_per_s=1e9, **COSTS)
-    weights, preloaded = Weights("int4_group32", 2_000_000), Preloaded(100_000, 1)
-    work = computing.request_work(device, weights, 750_000, 250_000, 250_000, 2, preloaded)
+    weights = Weights("int4_group32", 2_000_000)
+    work = computing.request_work(device, weights, 750_000, 250_000, 250_000, 2, 100_000)
     used_s = 250_000 / 4e9 + 250_000 / 1e9
     assert work == pytest.approx((5e-6, 750_000 / 4e9, 0.6 * used_s + 2e-6, 0.4 * used_s + 1e-6))
-    alone = computing.request_work(
-        device, weights, 0, 100_000, 0, 0, preloaded
-    )  # decides, admits and evicts as if it read
+    # decides, admits and evicts as if it read
+    alone = computing.request_work(device, weights, 0, 100_000, 0, 0, 100_000)
     assert alone == pytest.approx((5e-6, 0.0, 0.0, 100_000 / 2e9 + 1e-6))
 
 

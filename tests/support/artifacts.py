@@ -22,7 +22,7 @@ from safetensors.numpy import load_file, save_file
 from coldpress.runtime import _native, plugins
 from coldpress.runtime.artifact.contents import model_tensors
 from coldpress.runtime.artifact.reader import open_artifact
-from coldpress.runtime.dram.bookkeeping import counted_bytes, row_buffer_bytes
+from coldpress.runtime.dram.bookkeeping import counted_bytes
 from coldpress.runtime.dram.budget import units_whole_bytes
 from coldpress.runtime.dram.kv_cache import kv_cache_bytes
 from coldpress.runtime.quantization import Format
@@ -422,13 +422,9 @@ def _plan(
     )
     fixed = sum(plan[name] for name in ("resident_bytes", "predictor_bytes", "kv_cache_bytes", "read_buffer_bytes"))
     layout, arrays = [Section(**section) for section in sections], [SelectorArray(**array) for array in plan["arrays"]]
-    pages = (path / FLASH_FILE).stat().st_size // recipe.page_bytes
-    return plan | {
-        "dram_budget_bytes": fixed
-        + slots
-        + counted_bytes(recipe.spec, layout, pages, arrays, {recipe.cache})
-        + row_buffer_bytes([RowTable(**table) for table in tables], recipe.page_bytes)
-    }
+    image = layout, [RowTable(**table) for table in tables], (path / FLASH_FILE).stat().st_size, recipe.page_bytes
+    bookkeeping = counted_bytes(recipe.spec, *image, arrays, {recipe.cache})
+    return plan | {"dram_budget_bytes": fixed + slots + bookkeeping}
 
 
 def _predictor_bytes(path: Path) -> int:

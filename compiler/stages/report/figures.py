@@ -14,7 +14,7 @@ from coldpress.compiler.cost_model import slice_bytes, stored_format, tensor_byt
 from coldpress.compiler.dense_run import dense_run
 from coldpress.compiler.io import load_arrays
 from coldpress.compiler.sections import Whole
-from coldpress.runtime.dram.bookkeeping import counted_bytes, row_buffer_bytes
+from coldpress.runtime.dram.bookkeeping import counted_bytes
 from coldpress.runtime.dram.budget import holds_everything
 from coldpress.runtime.quantization._mixed import coarsest, format_fields
 from coldpress.schemas.activations import Activations, FamilyStatistics
@@ -171,8 +171,8 @@ def budget_parts(model: Model, sparsity: Sparsity, layout: Layout, plans: Plans)
     plan, spec = plans.largest_plan, model.spec
     arrays = [array for one in plans.plans for array in one.arrays]
     caches = {one.cache for one in plans.plans}
-    bookkeeping = counted_bytes(spec, layout.sections, layout.flash_bytes // layout.page_bytes, arrays, caches)
-    bookkeeping += row_buffer_bytes(layout.tables, layout.page_bytes)
+    image = layout.sections, layout.tables, layout.flash_bytes, layout.page_bytes
+    bookkeeping = counted_bytes(spec, *image, arrays, caches)
     planned = placed_parts(plan, layout.sections)
     pinned = sum(part.num_pinned * section.unit_bytes for part, section in planned)
     slots = sum(part.cache_slots * section.unit_bytes for part, section in planned)
