@@ -17,7 +17,7 @@ from coldpress.runtime import plugins
 from coldpress.runtime.artifact.reader import Artifact
 from coldpress.runtime.cache import CachePolicy
 from coldpress.runtime.flash import simulated
-from coldpress.runtime.sparsity import Residency, Selector, select_of
+from coldpress.runtime.sparsity import Residency, Selector
 from coldpress.runtime.store import computing, resident
 from coldpress.runtime.store.clock import Clock
 from coldpress.runtime.store.computing import NOTHING, Arrival
@@ -114,7 +114,7 @@ def by_signals(
 
     def choose(key: Key, token: int, residency: Residency) -> np.ndarray:
         signal = signals[key][token].astype(np.float32, copy=False)
-        return select_of(selector, signal, arrays[key], residency, experts[key][token] if key in experts else None)
+        return selector.select_among(signal, arrays[key], residency, experts[key][token] if key in experts else None)
 
     return choose
 

@@ -19,7 +19,7 @@ from benchmarks.evaluation.reads import Reading, Reads, reads_of, requests_secon
 from coldpress.compiler.activity.choice import Arrays, of_experts
 from coldpress.compiler.activity.forward import BlockHooks, Hooks, LayerStream
 from coldpress.runtime.cache import CacheFacts, make
-from coldpress.runtime.sparsity import Residency, Selector, select_of, used_experts
+from coldpress.runtime.sparsity import Residency, Selector, used_experts
 from coldpress.schemas.base import Options
 from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.families import (
@@ -244,7 +244,7 @@ class Masks:
             each = [None] * len(values) if own is None else own
             for row, before, signal, experts in zip(mask, here, values, each, strict=True):
                 before[:] = policy.present
-                ids = select_of(self.sparse.selector, signal, arrays, Residency(before, position), experts)
+                ids = self.sparse.selector.select_among(signal, arrays, Residency(before, position), experts)
                 row[ids] = True
                 present = policy.serve(ids)
                 if block >= self.warm_up_blocks and self.cache:

@@ -47,30 +47,17 @@ class Units:
     """The format that a decoded token's input is rounded to."""
     block_neurons: int = 1
     """Neurons of a unit."""
-    _layouts: dict[int, tuple["Inner", mlp.UnitLayout]] = field(
-        default_factory=dict[int, tuple["Inner", mlp.UnitLayout]], compare=False
-    )
+    _layouts: dict["Inner", mlp.UnitLayout] = field(default_factory=dict["Inner", mlp.UnitLayout])
 
     def layout(self, inner: "Inner") -> mlp.UnitLayout:
-        """Returns the units' layout as the kernel takes it, cached by `inner`, which is one object per layer."""
-        found = self._layouts.get(id(inner))
-        if found is None:
-            # holds `inner`, so that no other object gets its id
-            found = self._layouts[id(inner)] = inner, self._layout(inner)
-        return found[1]
-
-    def _layout(self, inner: "Inner") -> mlp.UnitLayout:
-        gate, up = (None if role is None else self.parts[role].place for role in (inner.gate, inner.up))
-        down = self.parts["down_proj"]
-        return mlp.UnitLayout(
-            gate=gate,
-            up=up,
-            down=down.place,
-            length=down.num_slices if self.block_neurons > 1 else down.length,
-            activation=inner.activation,
-            threshold=inner.threshold,
-            block=self.block_neurons,
-        )
+        """Returns the units' layout as the kernel takes it."""
+        if inner not in self._layouts:
+            gate, up = (None if role is None else self.parts[role].place for role in (inner.gate, inner.up))
+            down, block = self.parts["down_proj"], self.block_neurons
+            length = down.num_slices if block > 1 else down.length
+            rest = inner.activation, inner.threshold, block
+            self._layouts[inner] = mlp.UnitLayout(gate, up, down.place, length, *rest)
+        return self._layouts[inner]
 
 
 def units_of(

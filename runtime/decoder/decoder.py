@@ -51,11 +51,7 @@ class Decoder:
     """A model with a KV cache for each of its sequences: one, or several in a batch."""
 
     def __init__(
-        self,
-        artifact: Artifact,
-        store: Store,
-        selection: Selection,
-        activations: ActivationFormat = "fp32",
+        self, artifact: Artifact, store: Store, selection: Selection, activations: ActivationFormat = "fp32"
     ) -> None:
         """Takes the resident tensors; call `begin` before the first token.
 
@@ -100,8 +96,7 @@ class Decoder:
         return self._caches[0].length
 
     def begin(self, context_length: int) -> None:
-        """Starts a new sequence of at most `context_length` tokens and allocates its KV cache. Raises `DoesNotFitError`
-        if the plan's budget has room for fewer tokens."""
+        """Starts a new sequence of at most `context_length` tokens. Raises as `begin_batch`."""
         self.begin_batch([context_length])
 
     def begin_batch(self, context_lengths: Sequence[int]) -> None:
@@ -116,8 +111,7 @@ class Decoder:
         self._store.reset()
 
     def renew(self, sequence: int, context_length: int) -> None:
-        """Replaces a sequence that has ended by a new one of at most `context_length` tokens. Raises `DoesNotFitError`
-        if the plan's budget has room for fewer tokens."""
+        """Replaces an ended sequence by a new one of at most `context_length` tokens. Raises as `begin_batch`."""
         lengths = [cache.context_length for cache in self._caches]
         self._check_room([*lengths[:sequence], context_length, *lengths[sequence + 1 :]])
         self._caches[sequence] = self._new_cache(context_length)
@@ -205,19 +199,14 @@ class Decoder:
         return self.decode_many(np.array([token]))[0]
 
     def decode_many(self, tokens: np.ndarray) -> np.ndarray:
-        """Appends T tokens to the first sequence in one causal pass; returns their logits, float32 [T, V].
+        """Appends tokens int [T], 1 to PREFILL_CHUNK_TOKENS, to the first sequence in one causal pass; returns their
+        logits, float32 [T, V].
 
         Each token uses only the units that the selector picks for it; units that several tokens use are read once. The
         logits equal those of decoding one token after the other: bit for bit for up to FEW_TOKENS if all units are in
         DRAM, otherwise up to rounding, because sums add units in the order of their arrival, and many tokens multiply
-        matrices, whose inputs are never rounded to `activations`.
-
-        Args:
-            tokens: int [T], at least one and at most PREFILL_CHUNK_TOKENS.
-
-        Raises:
-            ColdpressError: as `prefill`; or if there are too many tokens, or several that would use other units
-                together than one after the other (`Selection.check_many`).
+        matrices, whose inputs are never rounded to `activations`. Raises as `prefill`, and `ColdpressError` if there
+        are too many tokens, or several that would use other units together than one after the other (`check_many`).
         """
         return self._decode([tokens], [0], None, PREFILL_CHUNK_TOKENS)
 
@@ -227,15 +216,12 @@ class Decoder:
         """Appends tokens to each of several distinct sequences, in one pass; returns all logits, float32 [T, V], in the
         order of the sequences.
 
-        Units that several tokens use are read once; each token has the same logits as alone, as in `decode_many`.
+        Units that several tokens use are read once; each token has the same logits as alone. Raises as `decode_many`.
 
         Args:
             tokens: At least one token of each sequence, int; together at most FEW_TOKENS.
             num_kept: For drafts, whose caller must call `accept` next: of each sequence the cache admits only units of
                 so many first tokens. None if no token is a draft.
-
-        Raises:
-            ColdpressError: as `decode_many`.
         """
         return self._decode(tokens, sequences, num_kept, FEW_TOKENS)
 
@@ -273,10 +259,7 @@ class Decoder:
         cache.length = length
 
     def _prefill_chunks(
-        self,
-        prompts: Sequence[np.ndarray],
-        sequences: Sequence[int],
-        is_left: Callable[[int], bool] | None = None,
+        self, prompts: Sequence[np.ndarray], sequences: Sequence[int], is_left: Callable[[int], bool] | None = None
     ) -> Iterator[tuple[list["PromptChunk"], np.ndarray]]:
         """Runs the passes of several prompts; yields the chunks of each pass and its hidden states, float32 [T, N]."""
         if not all(map(len, prompts)):
@@ -301,12 +284,7 @@ class Decoder:
         is_dense: bool = False,
     ) -> np.ndarray:
         """Takes tokens int [T] through all layers; returns hidden states after the last norm, span by span, [T, N].
-
-        Args:
-            units: Where units come from: `_chosen` or `_streamed`.
-            parts: Token ranges that must give the same bits alone and together (more than FEW_TOKENS tokens only).
-            kept_T, is_dense: See `Tokens`.
-        """
+        Units come from `_chosen` or `_streamed`; `Tokens` says what the others are."""
         self.check_tokens(tokens)
         self._check_space(spans)
         positions = np.concatenate([span.cache.length + np.arange(span.num_tokens) for span in spans])
@@ -323,9 +301,7 @@ class Decoder:
         together = Tokens(spans, rotary, parts, kept_T, is_dense, prior)
         for layer in self._layers:
             x_TN, inputs = layer.forward(x_TN, together, units)
-            if (
-                decodes and self._store.preloader.enabled
-            ):  # only now, so that guessed reads do not delay the layer's own
+            if decodes and self._store.preloader.enabled:  # only now: guessed reads must not delay the layer's own
                 self._store.preloader.layer_done(layer.number, inputs, self._choose)
         for span in spans:  # only now: a pass that fails leaves the sequences as they were
             span.cache.length += span.num_tokens

@@ -8,6 +8,7 @@ experts.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -25,8 +26,7 @@ UnitSource = Callable[[Key, np.ndarray, np.ndarray | None, Tokens], Iterator[Blo
 [T, n], and the experts that each token uses, bool [T, E], or None."""
 
 
-@dataclass(frozen=True)
-class Branch:
+class Branch(NamedTuple):
     """A sublayer with its norms, whose result is added to the hidden states. The sublayer's `begin` takes the normed
     input, float32 [T, hidden_size], and returns work, which goes through `requests` in order: `signal`, then `add` for
     every block of units; after the last request `result`, float32 [T, hidden_size]."""
@@ -35,15 +35,6 @@ class Branch:
     before: Norm | None
     after: Norm | None
     """Norms what the sublayer adds (OLMo 2, Gemma 2)."""
-    multiplier: float
-    """Factor on what the sublayer adds."""
-
-    def into(self, x_TN: np.ndarray) -> np.ndarray:
-        return x_TN if self.before is None else self.before.apply(x_TN)
-
-    def out_of(self, y_TN: np.ndarray) -> np.ndarray:
-        added = y_TN if self.after is None else self.after.apply(y_TN)
-        return added if self.multiplier == 1 else added * np.float32(self.multiplier)
 
 
 @dataclass(frozen=True)
@@ -54,6 +45,8 @@ class Layer:
     """Attention, then the MLP."""
     parallel: bool
     """True if the MLP sees the layer's input, like attention, and not the hidden states after attention."""
+    multiplier: float
+    """Factor on what sublayers add."""
 
     @classmethod
     def of(cls, number: int, spec: ModelSpec, families: Sequence[FamilyName], resident: Resident) -> "Layer":
@@ -65,8 +58,8 @@ class Layer:
         branches = list[Branch]()
         for sublayer, names in zip((attention, mlp), placed_norms(spec), strict=True):
             before, after = (norm_of(f"layers.{number}.{name}", spec, resident) if name else None for name in names)
-            branches.append(Branch(sublayer, before, after, spec.residual_multiplier))
-        return cls(number, mlp, tuple(branches), spec.residual != "sequential")
+            branches.append(Branch(sublayer, before, after))
+        return cls(number, mlp, tuple(branches), spec.residual != "sequential", spec.residual_multiplier)
 
     def forward(
         self, x_TN: np.ndarray, tokens: Tokens, units: UnitSource
@@ -74,12 +67,14 @@ class Layer:
         """Takes hidden states through the layer; returns them, and the normed input of each family's sublayer."""
         inputs: dict[FamilyName, np.ndarray] = {}
         entering_TN = x_TN
-        for branch in self.branches:
-            h_TN = branch.into(entering_TN if self.parallel else x_TN)
-            work = branch.sublayer.begin(h_TN, tokens)
-            for key in branch.sublayer.requests:
+        for sublayer, before, after in self.branches:
+            h_TN = entering_TN if self.parallel else x_TN
+            h_TN = h_TN if before is None else before.apply(h_TN)
+            work = sublayer.begin(h_TN, tokens)
+            for key in sublayer.requests:
                 for block in units(key, work.signal(key), work.experts, tokens):
                     work.add(key, block)
                 inputs[key[1]] = h_TN
-            x_TN = x_TN + branch.out_of(work.result())
+            added = work.result() if after is None else after.apply(work.result())
+            x_TN = x_TN + (added if self.multiplier == 1 else added * np.float32(self.multiplier))
         return x_TN, inputs

@@ -7,7 +7,6 @@ family, the units of one expert after those of another.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -38,12 +37,7 @@ OF_ALL = dict[MatrixRole, np.ndarray]
 
 class Mlp:
     def __init__(
-        self,
-        layer: int,
-        spec: ModelSpec,
-        families: tuple[str, ...],
-        resident: Resident,
-        name: str = "",
+        self, layer: int, spec: ModelSpec, families: tuple[str, ...], resident: Resident, name: str = ""
     ) -> None:
         """Takes the resident matrices and biases of `layer`; `name` ends in a dot if the tensors are those of a part of
         the layer. Raises `ArtifactError` if there is no way to compute an MLP from these families."""
@@ -193,18 +187,17 @@ class Experts:
         self._act = activation(spec.hidden_act, spec.activation_threshold)
         self._act_up = up_activation(spec.hidden_act, spec.activation_threshold)
         self.biases = {role: _biases(layer, role, spec, resident) for role in MLP_ROLES}
-        self.shared = self._shared_expert(layer, resident) if spec.shared_intermediate_size else None
+        self.shared = self._shared_gate = None
+        if spec.shared_intermediate_size:
+            gate = f"layers.{layer}.shared_expert_gate"
+            self.shared = Mlp(layer, spec.of_shared_expert, (), resident, name="shared_expert.")
+            self._shared_gate = resident.matrix(gate) if resident.has(f"{gate}.weight") else None
         self.inputs: dict[str, tuple[MatrixRole, ...]] = {
             family.name: tuple(piece.role for piece in slices(family.name, spec)) for family in inputs
         }
         """The roles of each family over the inputs."""
         self.requests = tuple((layer, family.name) for family in (*inputs, *inner))
         """The parts whose units each token requests, in order."""
-
-    def _shared_expert(self, layer: int, resident: Resident) -> "SharedExpert":
-        mlp = Mlp(layer, self._spec.of_shared_expert, (), resident, name="shared_expert.")
-        gate = f"layers.{layer}.shared_expert_gate"
-        return SharedExpert(mlp, resident.matrix(gate) if resident.has(f"{gate}.weight") else None)
 
     def begin(self, x_TN: np.ndarray, tokens: Tokens) -> "ExpertsWork":
         return ExpertsWork(self, x_TN, tokens)
@@ -294,19 +287,15 @@ class Experts:
         rest_TK = _some(signal, own, ids)
         return rest_TK if self.inner.signal == "mlp_inner" else rest_TK * weights_TK
 
-
-@dataclass(frozen=True)
-class SharedExpert:
-    """An MLP in DRAM that every token uses beside its experts (DeepSeek-AI 2024, section 2.1.2)."""
-
-    mlp: Mlp
-    gate: Matrix | None
-    """[1, hidden_size]: the sigmoid of its product weights the output (Qwen1.5-MoE); None for a weight of 1."""
-
-    def output(self, x_TN: np.ndarray, tokens: Tokens) -> np.ndarray:
-        """Computes its output, which is added to the sum of the routed experts, float32 [T, N]."""
-        y_TN = self.mlp.begin(x_TN, tokens).result()
-        return y_TN if self.gate is None else y_TN * sigmoid(self.gate.apply(x_TN, tokens.parts))
+    def with_shared(self, y_TN: np.ndarray, x_TN: np.ndarray, tokens: Tokens) -> np.ndarray:
+        """Adds to the routed experts' sum the output of the MLP in DRAM that every token uses (DeepSeek-AI 2024,
+        section 2.1.2), if there is one, times the sigmoid of its gate's product (Qwen1.5-MoE), if it has one."""
+        if self.shared is None:
+            return y_TN
+        shared_TN = self.shared.begin(x_TN, tokens).result()
+        if self._shared_gate is not None:
+            shared_TN = shared_TN * sigmoid(self._shared_gate.apply(x_TN, tokens.parts))
+        return y_TN + shared_TN
 
 
 class ExpertsWork:
@@ -350,8 +339,7 @@ class ExpertsWork:
         for expert, bias in self._layer.biases["down_proj"].items():
             own = self.experts[:, expert]
             self._y_TN[own] += self._weights_TE[own, expert, None] * bias
-        shared = self._layer.shared
-        return self._y_TN if shared is None else self._y_TN + shared.output(self._x_TN, self._tokens)
+        return self._layer.with_shared(self._y_TN, self._x_TN, self._tokens)
 
 
 def _biases(layer: int, role: MatrixRole, spec: ModelSpec, resident: Resident) -> dict[int, np.ndarray]:

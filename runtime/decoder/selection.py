@@ -23,12 +23,8 @@ PACKAGE = "coldpress.runtime.sparsity"
 
 
 def check_selector(name: str, manifest: Manifest) -> None:
-    """Refuses a method that the artifact cannot serve.
-
-    Raises:
-        UnknownNameError: if there is no such method.
-        ColdpressError: if the artifact lacks something that the method needs; the message says what.
-    """
+    """Raises `UnknownNameError` if there is no such method, and `ColdpressError` if the artifact lacks something that
+    the method needs; the message says what."""
     known = plugins.names(PACKAGE)
     if name not in known:
         raise UnknownNameError("selector", name, known)
@@ -90,9 +86,7 @@ class Selection:
         if experts_TE is None and len(signal_Tn) > 1 and type(self.method).select is Selector.select:
             # which makes the choice of `select_many` for one token; for all at once it takes half as long
             return [ids.astype(np.int32) for ids in map(np.flatnonzero, self.method.select_many(signal_Tn, arrays))]
-        if experts_TE is None:
-            return [self.method.select(signal, arrays, residency) for signal in signal_Tn]
-        pairs = zip(signal_Tn, experts_TE, strict=True)
+        pairs = zip(signal_Tn, [None] * len(signal_Tn) if experts_TE is None else experts_TE, strict=True)
         return [self.method.select_among(signal, arrays, residency, experts) for signal, experts in pairs]
 
     def check_many(self) -> None:

@@ -15,8 +15,6 @@ MOST, LEAST = 4, 2
 
 
 class Plugin(Draft):
-    """Proposes from the text itself."""
-
     @contextmanager
     def drafting(self, context_length: int, model: Drafting | None = None) -> Generator[Propose]:
         yield Index().propose

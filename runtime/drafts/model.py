@@ -12,8 +12,6 @@ from coldpress.runtime.drafts.lookup import MOST, Index
 
 
 class Plugin(Draft):
-    """Proposes with the artifact's draft model."""
-
     NEEDS_MODEL = True
 
     @contextmanager

@@ -7,8 +7,6 @@ from coldpress.runtime.drafts import Draft, Drafting, Propose
 
 
 class Plugin(Draft):
-    """No drafts."""
-
     PROPOSES = False
 
     @contextmanager

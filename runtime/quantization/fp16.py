@@ -7,8 +7,6 @@ from coldpress.runtime.quantization._groups import decode_blocks, encode_blocks,
 
 
 class Plugin(Format):
-    """Two bytes per value."""
-
     GGUF_TYPE = "F16"
     IS_COMPARED = True
     MAX_LOGIT_ERROR = 0.01  # small real models have at most a fifth of it

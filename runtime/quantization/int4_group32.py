@@ -11,8 +11,6 @@ from coldpress.runtime.quantization._groups import GROUP, GroupFormat, pack, unp
 
 
 class Plugin(GroupFormat):
-    """Levels -8 to 7, two to a byte."""
-
     LOWEST, HIGHEST = -8, 7
     CODE_BYTES = GROUP // 2
     GGUF_TYPE = "Q4_0"

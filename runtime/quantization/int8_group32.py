@@ -10,8 +10,6 @@ from coldpress.runtime.quantization._groups import GROUP, GroupFormat
 
 
 class Plugin(GroupFormat):
-    """Levels -127 to 127, one to a byte."""
-
     LOWEST, HIGHEST = -127, 127
     CODE_BYTES = GROUP
     GGUF_TYPE = "Q8_0"

@@ -85,12 +85,8 @@ class Router(PluginBase):
 
 
 def router_class(spec: ModelSpec) -> type[Router]:
-    """Returns the class of a model's routers.
-
-    Raises:
-        UnknownNameError: if there is no such router.
-        ColdpressError: if it has no such setting, or a setting has another value than it may have.
-    """
+    """Raises `UnknownNameError` if there is no such router, and `ColdpressError` if it has no such setting, or a
+    setting has another value than it may have."""
     found = load_class(PACKAGE, Router, spec.router_scores)
     options_of(found, spec.router_options)
     return found

@@ -40,11 +40,8 @@ def held_shares(present: np.ndarray, num_experts: int) -> np.ndarray:
 
 def read_choice(text: str) -> tuple[str, float]:
     """Parses `NAME` or `NAME:STRENGTH`, for example `cache_prior:0.2`, into a way and its strength; 0 without one.
-
-    Raises:
-        UnknownNameError: if there is no such way.
-        ColdpressError: if the strength is not a number of at least 0, or the way needs one and has none.
-    """
+    Raises `UnknownNameError` if there is no such way, and `ColdpressError` if the strength is not a number of at least
+    0, or the way needs one and has none."""
     name, _, number = text.partition(":")
     way = plugins.load(PACKAGE, Routing, name)
     try:

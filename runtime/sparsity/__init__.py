@@ -150,15 +150,11 @@ class Selector(plugins.PluginBase, Generic[OptionsT]):
         return self.select_many(signal[None], arrays)[0].nonzero()[0].astype(np.int32)
 
     def select_among(
-        self,
-        signal: np.ndarray,
-        arrays: Mapping[str, np.ndarray],
-        residency: Residency,
-        experts: np.ndarray,
+        self, signal: np.ndarray, arrays: Mapping[str, np.ndarray], residency: Residency, experts: np.ndarray | None
     ) -> np.ndarray:
-        """Chooses as `select`, for a mixture, only units of the experts that the router picked, bool [num_experts]."""
+        """Chooses as `select`; in a mixture only units of the `experts` that the router picked, bool [num_experts]."""
         ids = self.select(signal, arrays, residency)
-        return ids[experts[ids // (residency.present.size // experts.size)]]
+        return ids if experts is None else ids[experts[ids // (residency.present.size // experts.size)]]
 
     @abstractmethod
     def select_many(self, activity: np.ndarray, arrays: Mapping[str, np.ndarray]) -> np.ndarray:
@@ -173,19 +169,6 @@ class Selector(plugins.PluginBase, Generic[OptionsT]):
         """Chooses units by the scores of a predictor network: float32 [T, n] -> bool [T, n]; the stage `size` uses it.
         Only a selector with NEEDS_PREDICTORS has scores. There is one score for each unit that a token may use."""
         raise NotImplementedError(f"the selector {self.name()} has no predictors, so no scores")
-
-
-def select_of(
-    selector: Selector[Any],
-    signal: np.ndarray,
-    arrays: Mapping[str, np.ndarray],
-    residency: Residency,
-    experts: np.ndarray | None,
-) -> np.ndarray:
-    """Chooses a token's units, int32 ids ascending; in a mixture only units of its `experts`, bool [num_experts]."""
-    if experts is None:
-        return selector.select(signal, arrays, residency)
-    return selector.select_among(signal, arrays, residency, experts)
 
 
 def used_experts(activity: np.ndarray, num_experts: int) -> np.ndarray:

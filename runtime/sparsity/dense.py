@@ -8,15 +8,7 @@ from pydantic import Field
 from coldpress.runtime.sparsity import DensitySource, Residency, Selector
 from coldpress.schemas.base import Record
 from coldpress.schemas.errors import ColdpressError
-from coldpress.schemas.families import (
-    BLOCK_SIZES,
-    BLOCKS,
-    FAMILIES,
-    WHOLE_MLP,
-    block_neurons,
-    dense_family,
-    slices,
-)
+from coldpress.schemas.families import BLOCK_SIZES, BLOCKS, FAMILIES, WHOLE_MLP, block_neurons, dense_family, slices
 from coldpress.schemas.model import ModelSpec
 
 

@@ -59,14 +59,10 @@ class Plugin(Selector[Options]):
         return {"num_selected": np.array([selected], np.int32), **aim}
 
     def select(self, signal: np.ndarray, arrays: Mapping[str, np.ndarray], residency: Residency) -> np.ndarray:
-        return self.select_among(signal, arrays, residency, np.ones(1, bool))
+        return self.select_among(signal, arrays, residency, None)
 
     def select_among(
-        self,
-        signal: np.ndarray,
-        arrays: Mapping[str, np.ndarray],
-        residency: Residency,
-        experts: np.ndarray,
+        self, signal: np.ndarray, arrays: Mapping[str, np.ndarray], residency: Residency, experts: np.ndarray | None
     ) -> np.ndarray:
         """Chooses ids by scores among the units of the token's experts, int32 ascending.
 
@@ -76,6 +72,7 @@ class Plugin(Selector[Options]):
                 `format` and `threshold`, or none of these four: then all units are used, as many as `residency` has.
             experts: bool [num_experts]; all experts have the same number of units, stored expert by expert.
         """
+        experts = np.ones(1, bool) if experts is None else experts
         width = (len(arrays["fc2"]) if "fc2" in arrays else residency.present.size) // experts.size
         starts = width * np.flatnonzero(experts)
         ids = (starts[:, None] + np.arange(width)).ravel().astype(np.int32)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from coldpress.runtime.sparsity import DensitySource, Residency, Selector
+from coldpress.runtime.sparsity import DensitySource, Selector
 from coldpress.runtime.sparsity._parts_of_glu import beside_gate
 from coldpress.schemas.base import Record
 from coldpress.schemas.model import ModelSpec
@@ -25,13 +25,7 @@ class Plugin(Selector[Record]):
     def densities(self, exact_zeros: bool) -> DensitySource:
         return "measured"
 
-    def select(self, signal: np.ndarray, arrays: Mapping[str, np.ndarray], residency: Residency) -> np.ndarray:
-        """Chooses the non-zero entries of `signal` float32 [num_units]: ids, int32 ascending, possibly none.
-
-        The test is for zero, not for sign, because a ReLU's output is never negative but its product with the up
-        projection can be.
-        """
-        return np.flatnonzero(signal).astype(np.int32)
-
     def select_many(self, activity: np.ndarray, arrays: Mapping[str, np.ndarray]) -> np.ndarray:
+        """Tests for zero, not for sign: a ReLU's output is never negative, but its product with the up projection can
+        be."""
         return activity != 0

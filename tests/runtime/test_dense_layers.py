@@ -70,7 +70,7 @@ def test_every_token_uses_what_is_in_dram(name: str, built: Built, tmp_path: Pat
     session = Session(built.path)
     decoder, x = session.decoder, np.random.default_rng(4).normal(size=(3, spec.hidden_size)).astype(np.float32)
     own: Any = decoder._layers[int(layer)].mlp
-    mlp = own.shared.mlp if above else own
+    mlp = own.shared if above else own
     weights = {role: values.astype(np.float64) for role, values in built.weights.items()}
     gate, up, down = (weights[f"{name.removesuffix('down_proj')}{part}_proj.weight"] for part in ("gate", "up", "down"))
     inner = x @ gate.T
