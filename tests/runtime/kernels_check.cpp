@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "kernels.h"
-#include "rounded.h"
 
 using namespace coldpress;
 

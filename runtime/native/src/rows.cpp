@@ -19,8 +19,7 @@ int64_t bytes_of(const Rows& rows) { return rows.count * row_bytes(rows.format, 
 
 int useful_threads(const Rows& rows, int threads) { return threads_worth(bytes_of(rows), kThreadBytes, threads); }
 
-}  // namespace
-
+// The rows [first, last), followed by kRowsAhead rows from `next` on, as kernels expect them.
 std::vector<const uint8_t*> pointers(const Rows& rows, int64_t first, int64_t last, int64_t next) {
     std::vector<const uint8_t*> found;
     found.reserve(static_cast<size_t>(last - first + kRowsAhead));
@@ -29,11 +28,35 @@ std::vector<const uint8_t*> pointers(const Rows& rows, int64_t first, int64_t la
     return found;
 }
 
-int64_t parts_of(int64_t count, int64_t step) { return count == 0 ? 0 : (count + step - 1) / step; }
-
 int64_t rows_per_task(const Rows& rows) {
     const int64_t bytes = std::max<int64_t>(1, row_bytes(rows.format, rows.length));
     return std::max<int64_t>(4, kTaskBytes / bytes / 4 * 4);
+}
+
+}  // namespace
+
+int64_t parts_of(int64_t count, int64_t step) { return count == 0 ? 0 : (count + step - 1) / step; }
+
+RoundedVector::RoundedVector(Format format, const float* x, int64_t length, int bits) {
+    const int64_t blocks = blocks_of(length), room = (blocks + kRoundedBlocks - 1) / kRoundedBlocks * kRoundedBlocks;
+    const int planes = bits / 8;
+    const auto lines = [room](int64_t bytes_per_block) { return (room * bytes_per_block + 63) / 64; };
+    const int64_t numbers = lines(kBlock), wide = lines(8 * 4);
+    memory_.resize(static_cast<size_t>(planes * (numbers + wide) + wide));
+    uint8_t* next = memory_.data()->bytes;
+    const auto take = [&next](int64_t count) {
+        uint8_t* taken = next;
+        next += 64 * count;
+        return taken;
+    };
+    view_ = {planes, {}, reinterpret_cast<float*>(take(wide)), {}};
+    for (int plane = 0; plane < planes; ++plane) {
+        view_.planes[plane] = reinterpret_cast<int8_t*>(take(numbers));
+        view_.starts[plane] = reinterpret_cast<int32_t*>(take(wide));
+    }
+    std::vector<float> padded(static_cast<size_t>(blocks * kBlock));
+    std::copy_n(x, length, padded.begin());
+    kernels().round(format, padded.data(), blocks, view_);
 }
 
 Input::Input(Format format, const float* x, int64_t length, int bits) : format_(format), length_(length) {

@@ -9,7 +9,7 @@
 
 #include "floats.h"
 #include "formats.h"
-#include "rounded.h"
+#include "kernels.h"
 
 namespace coldpress {
 
@@ -25,9 +25,6 @@ struct Rows {
     const uint8_t* at(int64_t i) const { return base + (slots ? slots[i] : i) * stride; }
 };
 
-// Pointers to the rows [first, last), followed by kRowsAhead rows from `next` on, as kernels expect them.
-std::vector<const uint8_t*> pointers(const Rows& rows, int64_t first, int64_t last, int64_t next);
-
 // A thread takes part for at least this many bytes, about five microseconds of products: one that spins (pool.cpp) begins
 // within a microsecond, and one that sleeps comes too late to do any, and delays nobody.
 constexpr int64_t kThreadBytes = 32 << 10;
@@ -35,8 +32,20 @@ constexpr int64_t kThreadBytes = 32 << 10;
 // Returns the number of parts of `step` rows; the last part may be smaller.
 int64_t parts_of(int64_t count, int64_t step);
 
-// Returns the number of rows that a task should have.
-int64_t rows_per_task(const Rows& rows);
+// A vector rounded to `bits`, 8 or 16, for rows of a format, which is not fp16, and its memory.
+class RoundedVector {
+   public:
+    RoundedVector(Format format, const float* x, int64_t length, int bits);
+
+    const Rounded& view() const { return view_; }
+
+   private:
+    struct alignas(64) Line {
+        uint8_t bytes[64];
+    };
+    std::vector<Line> memory_;
+    Rounded view_;
+};
 
 // The vector that rows multiply: float32, padded with zeros, if `bits` is 0 or the format has no codes, else rounded
 // to whole numbers of 8 or 16 bits.
