@@ -34,6 +34,7 @@ class Acceptance:
 class Propose(Protocol):
     def __call__(self, ids: Sequence[int], count: int, /) -> list[int]:
         """Returns token ids that may follow all tokens so far, `ids`: at most `count`, possibly none."""
+        ...
 
 
 class Drafting(Protocol):
@@ -42,6 +43,7 @@ class Drafting(Protocol):
     def drafting(self, context_length: int) -> AbstractContextManager[Propose]:
         """Begins a new sequence of at most `context_length` tokens, which ends when the context is closed. Raises
         `ColdpressError` if the draft cannot begin a sequence now."""
+        ...
 
 
 class Draft(PluginBase):

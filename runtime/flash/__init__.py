@@ -34,9 +34,11 @@ class Ticket(Protocol):
     def finish(self) -> float:
         """Waits until all extents are in memory. Returns the seconds that callers waited, or on a modelled device the
         seconds that the device takes. Raises as `wait`."""
+        ...
 
     def abandon(self) -> float:
         """Waits until no read writes to the memory any more, even if reads fail; returns seconds as `finish`."""
+        ...
 
 
 class Flash(PluginBase):

@@ -60,8 +60,8 @@ class Clock(Observer):
     def request(self, facts: RequestFacts) -> None:
         reads = arrival(self._flash, facts.plan, facts.buffer_bytes, facts.room_bytes)
         size, weights = facts.unit_bytes, self._weights[facts.key]
-        num_units = facts.num_resident, facts.num_preloaded + facts.num_read, facts.num_stored
-        sizes = (count * size for count in num_units)
+        read_bytes = (facts.num_preloaded + facts.num_read) * size
+        sizes = facts.num_resident * size, read_bytes, facts.num_stored * size
         work = request_work(self._device, weights, *sizes, reads.num_portions, facts.num_preloaded * size)
         self._queue.compute(self._seconds_before.get(facts.key, 0.0))
         self.flash_s += reads.flash_s

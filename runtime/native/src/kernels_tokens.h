@@ -72,19 +72,22 @@ template <Format F, int R, int T>
 inline void axpy_tile(const uint8_t* const* rows, int64_t length, const float* const* coefficients, int64_t first,
                       float* const* y) {
     if constexpr (has_layout(F)) return axpy_blocks<F, R, T>(rows, length, coefficients, first, y);
+    const float* own[T];  // copies, since a stored vector might be one of the pointers, for all that compilers know
+    float* to[T];
+    for (int t = 0; t < T; ++t) own[t] = coefficients[t] + first, to[t] = y[t];
     over_chunks<F, R>(rows, length, [&](int64_t chunk, const auto& at) {
         V outputs[T][kVectors], values[kVectors];
-        for (int t = 0; t < T; ++t) load_chunk(y[t], chunk, outputs[t]);
+        for (int t = 0; t < T; ++t) load_chunk(to[t], chunk, outputs[t]);
         for (int r = 0; r < R; ++r) {
             Isa::template unpack<F>(at(r), values);
             for (int t = 0; t < T; ++t) {
-                V coefficient = Isa::set1(coefficients[t][first + r]);
+                V coefficient = Isa::set1(own[t][r]);
                 if constexpr (F != Format::fp16) coefficient = Isa::mul(coefficient, Isa::scale(at(r)));
                 for (int i = 0; i < kVectors; ++i) outputs[t][i] = Isa::fma(coefficient, values[i], outputs[t][i]);
             }
         }
         for (int t = 0; t < T; ++t)
-            for (int i = 0; i < kVectors; ++i) Isa::store(y[t] + chunk * kBlock + i * Isa::kWidth, outputs[t][i]);
+            for (int i = 0; i < kVectors; ++i) Isa::store(to[t] + chunk * kBlock + i * Isa::kWidth, outputs[t][i]);
     });
 }
 
