@@ -88,8 +88,7 @@ class Session(AbstractContextManager["Session"]):
             selector: A method of runtime/sparsity; None for the plan's.
             cache: A policy of runtime/cache, with options as `window:window_tokens=3`; None for the plan's.
             plan: A plan made from one of the artifact's, used as is in place of budget, selector, cache and the like.
-            flash: A module of runtime/flash: `direct` and `io_uring` read flash.img; `simulated` does too, but counts
-                the device profile's seconds.
+            flash: A module of runtime/flash; `simulated` reads flash.img, too, but counts the device profile's seconds.
             activations: The type that decoding rounds vectors to before products: `fp32`, `int16` or `int8`.
             kv_cache: The format of keys and values, `fp16` or `int8`; None for the plan's.
             collapse: Whether reads are joined over the plan's gap or an adaptive one; None for the plan's setting.
@@ -113,11 +112,10 @@ class Session(AbstractContextManager["Session"]):
         if plan is None:
             settings = dram_budget_bytes, selector, cache, collapse, preload, kv_cache, routing
             plan, self._choose = choices(self.artifact.manifest, *settings)
-        self._wanted_plan = plan
+        self._wanted_plan, self._flash = plan, flash
         clock = Clock(self.artifact.manifest, plan) if modelled or flash == SIMULATED else None  # it takes a run time
         watching = filter(None, [recorder, *observers, clock])
         self.store = Store(self.artifact, plan, make_flash(self.artifact, plan, flash), *watching)
-        self._flash = flash
         self._activations: ActivationFormat = known_name("activation format", activations, ACTIVATIONS)
         self.decoder = Decoder(self.artifact, self.store, Selection(self.artifact, plan), self._activations)
         planned, _ = draft_of(self.plan, self.artifact.manifest)

@@ -371,23 +371,27 @@ def test_a_share_is_lowered_by_one_unit_at_least() -> None:
     assert greedy._lowered(0.5, 1000) == pytest.approx(greedy.STEP * 0.5)
 
 
+def wanted(family: str, share: float, patch: pytest.MonkeyPatch, **spec: int) -> float:
+    """Returns the density where the budget is a share of the weights, 1,000 bytes."""
+    patch.setattr(dram_shares, "weight_bytes", lambda *_: 1000)
+    config: Any = SimpleNamespace(format="fp16")
+    model: Any = SimpleNamespace(spec=tiny_spec(**spec))
+    method: Any = SimpleNamespace(unit_bytes={family: 1})
+    return dram_shares._wanted(config, model, method, int(share * 1000))
+
+
 @pytest.mark.parametrize(("share", "density"), [(0.5, 1.0), (0.125, 0.5), (0.001, 0.02)])
-def test_the_density_of_a_mixture_is_of_the_experts_that_a_token_uses(share: float, density: float) -> None:
+def test_the_density_of_a_mixture_is_of_the_experts_that_a_token_uses(
+    share: float, density: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A quarter of the experts is used: half of the weights hold all of them."""
-    question: Any = SimpleNamespace(
-        method="topk",
-        density=None,
-        families=("neuron",),
-        spec=tiny_spec(num_experts=8, num_experts_per_tok=2),
-        m_max=share * 1000,
-        s_m=1000,
-    )
-    assert dram_shares._wanted(question) == pytest.approx(max(density, dram_shares.MIN_DENSITY))
+    found = wanted("neuron", share, monkeypatch, num_experts=8, num_experts_per_tok=2)
+    assert found == pytest.approx(max(density, dram_shares.MIN_DENSITY))
 
 
 @pytest.mark.parametrize(("share", "density"), [(0.5, 0.5), (0.3, 1 / 3 + 2 / 3 * dram_shares.MIN_DENSITY)])
-def test_a_budget_never_asks_for_less_than_a_selector_reaches(share: float, density: float) -> None:
+def test_a_budget_never_asks_for_less_than_a_selector_reaches(
+    share: float, density: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The gate, a third of the MLP, stays in DRAM."""
-    asked = {"method": "gate", "density": None, "families": ("up_down",)}
-    question: Any = SimpleNamespace(**asked, spec=tiny_spec(), m_max=share * 1000, s_m=1000)
-    assert dram_shares._wanted(question) == pytest.approx(density)
+    assert wanted("up_down", share, monkeypatch) == pytest.approx(density)
