@@ -1,10 +1,11 @@
 """Finds the fastest dense run of a model under a DRAM budget: every choice is compared with it, and a build should use
 it if nothing is faster.
 
-It uses all units on every token, or all units of the experts that a router picks, experts equally likely. Attention is
-resident. Either whole layers are pinned until the DRAM is spent, since a partly read layer still waits for a first
-byte; or every layer has as many pinned units, and the next layer's others are preloaded while a layer computes. The
-rest is streamed in the model's own order. A naive run pins nothing and preloads nothing (LLM in a flash, Table 2).
+It has the same weights in the same format, and uses all units on every token, or all units of the experts that a router
+picks, experts equally likely. Attention is resident. Either whole layers are pinned until the DRAM is spent, since a
+partly read layer still waits for a first byte; or every layer has as many pinned units, and the next layer's others are
+preloaded while a layer computes. The rest is streamed in the model's own order, through buffers of least time. A naive
+run pins nothing and preloads nothing (LLM in a flash, Table 2).
 
 A token uses every unit, so preloading never reads the wrong one; a layer's request then reads the rest, which the
 preload buffer had no room for. tests/compiler/test_dense_run.py checks that reads and seconds equal those of the store

@@ -18,8 +18,6 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO
 
-import psutil
-
 from coldpress.schemas.errors import ColdpressError
 
 LOCK_FILE, JOBS_FILE = ".lock", ".jobs"
@@ -113,9 +111,19 @@ def _holder(file: IO[str]) -> str:
     while time.monotonic() < deadline:
         file.seek(0)
         for what, process, host, since, _ in map(json.loads, file.read().splitlines()):
-            if host != here or psutil.pid_exists(process):
+            if host != here or _runs(process):
                 role = "" if what == "build" else f", {what}"
                 place = "" if host == here else f" on {host}"
                 return f"{role}, process {process}{place}, since {since}"
         time.sleep(0.02)
     return ""
+
+
+def _runs(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # another user's
+        return True
+    return True

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.evaluation.evaluate import Masks, Sparse
-from coldpress.compiler.activity.forward import LayerStream
+from coldpress.compiler.activity.forward import HeadPart, LayerStream
 from coldpress.schemas.errors import ColdpressError
 
 BATCH_TOKENS = 1 << 15
@@ -100,11 +100,19 @@ def right_answers(
 
 def _likeliest(stream: LayerStream, hidden: Any, tokens: np.ndarray) -> np.ndarray:
     """Returns where no token has a larger logit than the one that follows, bool [num_blocks, T - 1]."""
-    weights, found = list(stream.head_weights()), np.zeros(tokens[:, 1:].shape, bool)
-    for row, following in enumerate(tokens[:, 1:]):
-        logits = stream.head(hidden[row : row + 1, :-1], weights)[0].float().numpy()
-        found[row] = logits[np.arange(len(following)), following] >= logits.max(axis=-1)
-    return found
+    import torch
+
+    targets = torch.from_numpy(np.asarray(tokens[:, 1:], np.int64))
+    highest, chosen = torch.full(targets.shape, -torch.inf), torch.zeros(targets.shape)
+    for part in stream.head_parts(hidden[:, :-1]):
+
+        def run(row: int, part: HeadPart = part) -> None:
+            logits = part.logits(row).float()
+            highest[row] = torch.maximum(highest[row], logits.amax(dim=-1))
+            chosen[row] += part.chosen(logits, targets[row])
+
+        stream.each(run, len(tokens))
+    return (chosen >= highest).numpy()
 
 
 def _is_right(item: Item, scored: Sequence[tuple[float, bool]]) -> bool:

@@ -40,7 +40,7 @@ class Served:
             raise RefusalError(404, f"there is no model '{name}', expected '{self.name}'; see /v1/models", "model")
 
     async def encoded(self, text: str, special: bool = True) -> list[int]:
-        """Returns the token ids of a text. Raises `RefusalError` if the text is too long to fit the context,
+        """Returns the token ids of a text. Raises `RefusalError` (413) if the text is too long for the context,
         `ColdpressError` if the artifact has no tokenizer, or it refuses the text."""
         if self.codec is None:
             raise RefusalError(400, "the artifact has no tokenizer; give token ids to /v1/completions")

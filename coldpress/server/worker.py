@@ -90,7 +90,7 @@ class Worker:
         return self._session.plan.dram_budget_bytes, self._session.store.dram_used_bytes
 
     def resize(self, dram: int | str) -> None:
-        """Raises as `asked_bytes` and `Session.resize`."""
+        """Changes the DRAM budget between two passes. Raises as `asked_bytes` and `Session.resize`."""
         self._session.resize(asked_bytes(self._session.artifact.manifest, dram))
 
     @contextmanager

@@ -62,7 +62,8 @@ BlockHooks = Callable[[int], Hooks]
 
 
 def choose_device(asked: str) -> str:
-    """Returns torch's name of a device, an accelerator for `auto` if there is one; raises ColdpressError without it."""
+    """Returns torch's name of a device, for `auto` an accelerator if there is one; raises ColdpressError if there is no
+    such device."""
     import torch
 
     if asked == "auto":

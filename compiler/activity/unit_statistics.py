@@ -1,7 +1,7 @@
 """The input for fitting selectors: calibration's arrays of one family of one layer, its units' weight norms, and read
 costs. Norms are computed only when a selector asks for them, from the source's tensors a few rows at a time."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -20,21 +20,25 @@ CHUNK_VALUES = 1 << 20
 """Values of a matrix in memory at a time."""
 
 
-class UnitStatistics(dict[str, np.ndarray]):
+class UnitStatistics(Mapping[str, np.ndarray]):
     """Calibration's arrays by name, and `unit_norms`, which are computed on first use unless they are known."""
 
     def __init__(self, model: Model, layer: int, family: FamilyName, counted: Mapping[str, np.ndarray]) -> None:
-        super().__init__(counted)
-        self._unit = model, layer, family
+        self._unit, self._known = (model, layer, family), dict(counted)
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        if name == NORMS and name not in self._known:
+            self._known[name] = unit_norms(*self._unit)
+        return self._known[name]
 
     def __contains__(self, name: object) -> bool:
-        return name == NORMS or super().__contains__(name)
+        return name == NORMS or name in self._known
 
-    def __missing__(self, name: str) -> np.ndarray:
-        if name != NORMS:
-            raise KeyError(name)
-        self[name] = unit_norms(*self._unit)
-        return self[name]
+    def __iter__(self) -> Iterator[str]:
+        return iter(dict.fromkeys((*self._known, NORMS)))
+
+    def __len__(self) -> int:
+        return len({*self._known, NORMS})
 
 
 def all_statistics(

@@ -239,7 +239,8 @@ def llama_modules(
 
 
 def source_config(modules: Modules, raw: Mapping[str, Any]) -> Any:
-    """Returns transformers' configuration of a believed config.json; raises CheckpointError with its own words."""
+    """Returns transformers' configuration of a believed config.json, defaults filled in; raises CheckpointError with
+    transformers' words."""
     from transformers import AutoConfig
 
     values = {key: value for key, value in raw.items() if key != "model_type"}
@@ -306,7 +307,8 @@ def activation(name: str) -> Activation:
 
 
 def activation_fields(modules: Modules, config: Any) -> dict[str, Any]:
-    """Returns a spec's fields of the activation; raises CheckpointError if the runtime has none such."""
+    """Returns a spec's fields of the activation; raises CheckpointError if the runtime has no such activation, or one
+    other than relu has a threshold."""
     name, threshold = activation(getattr(config, modules.activation_key)), getattr(config, THRESHOLD_KEY, 0) or 0
     if not threshold:
         return {"hidden_act": name}

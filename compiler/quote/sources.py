@@ -72,8 +72,9 @@ class QuoteSource:
 
 
 def find(named: str, keys: Mapping[str, str], folder: Path) -> QuoteSource:
-    """Writes files that the quote needs into `folder`. Raises ColdpressError if `named` is no artifact, no build folder
-    and nothing that `model=` takes, or a key is refused, ArtifactError if it is damaged."""
+    """Finds what a quote of `named` stands on, and writes files that it needs into `folder`. Raises ColdpressError if
+    `named` is no artifact, no build folder and nothing that `model=` takes, or a key is refused, ArtifactError if it is
+    damaged."""
     path = Path(named).expanduser()
     if (path / MANIFEST_FILE).exists():
         return _of_artifact(path, keys, folder)

@@ -79,7 +79,8 @@ def on_one_core(algorithm: Algorithm) -> AbstractContextManager[object]:
 
 @cache
 def _libraries(algorithm: str) -> "ThreadpoolController":
-    """Looks once for the libraries loaded with an algorithm: that takes as long as rounding a small matrix."""
+    """Looks once for the libraries loaded with an algorithm, which may bring its own: that takes as long as rounding a
+    small matrix."""
     from threadpoolctl import ThreadpoolController
 
     return ThreadpoolController()

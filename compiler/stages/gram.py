@@ -29,7 +29,7 @@ class GramConfig(ComputeConfig):
 def run(
     config: GramConfig, model: Model, corpus: Corpus, sparsity: Sparsity, work: Workspace, threads: int
 ) -> GramMatrices:
-    """Counts over the first calibration blocks; raises ColdpressError if torch has no such device."""
+    """Computes Gram matrices over the first calibration blocks; raises ColdpressError if torch has no such device."""
     stream, _ = stream_of(config, model, threads)
     sparsity = sparsity.smallest
     selector = load("coldpress.runtime.sparsity", Selector, sparsity.method)

@@ -159,7 +159,8 @@ def _known(
 def encode_units(
     algorithm: Algorithm, model: Model, layer: int, family: FamilyName, name: UnitFormat, known: InputStatistics
 ) -> np.ndarray:
-    """Encodes one family of one layer: uint8 [num_units, unit_bytes] by unit id, slices in the family's order."""
+    """Encodes one family of one layer: uint8 [num_units, unit_bytes] by unit id, slices in the family's order. Raises
+    CheckpointError if a value is beyond the format's range."""
     pieces = slices(family, model.spec)
     shapes = [slice_shape(piece, model.spec) for piece in pieces]
     units = np.empty((num_units(family, model.spec), unit_nbytes(name, shapes)), np.uint8)

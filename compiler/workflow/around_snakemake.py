@@ -28,6 +28,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -102,8 +103,8 @@ def work_in(workflow: Any, builds: Sequence[BuildConfig]) -> None:
             for link in (build.target_folder / MANIFEST_FILE, build.target_folder / "package" / MANIFEST_FILE):
                 if link.is_symlink() and not link.exists():
                     link.unlink()  # of a deleted artifact: it would crash Snakemake
-            has_results = any(build.folder.glob("*.json")) or any(build.folder.glob("*/*.json"))
-            if workflow.is_main_process and has_results and not _known(build.folder).exists():
+            results = chain(build.folder.glob("*.json"), build.folder.glob("*/*.json"))
+            if workflow.is_main_process and any(results) and not _known(build.folder).exists():
                 raise ColdpressError(
                     f"nothing says what made the results in {build.folder}: {_known(build.folder)} is missing; copy "
                     f"{folder / OWN_FOLDER} from where they were made, or remove the folder to make all of them again"

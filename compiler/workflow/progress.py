@@ -2,6 +2,9 @@
 
     snakemake … 2>&1 | python -m coldpress.compiler.workflow.progress
 
+On a terminal, the steps that run stand below, each with the last line of its log. In a pipe, what a long step says of
+its progress becomes a line, at most every PIPE_EVERY_S seconds.
+
 A build that is refused ends with its one sentence. Where there is no such sentence (a crash, a run that was killed or
 that never started) everything that snakemake said from the first error on is printed.
 """

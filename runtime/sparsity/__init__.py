@@ -152,7 +152,8 @@ class Selector(plugins.PluginBase, Generic[OptionsT]):
     def select_among(
         self, signal: np.ndarray, arrays: Mapping[str, np.ndarray], residency: Residency, experts: np.ndarray | None
     ) -> np.ndarray:
-        """Chooses as `select`; in a mixture only units of the `experts` that the router picked, bool [num_experts]."""
+        """Chooses as `select`; in a mixture only units of the `experts` that the router picked, bool [num_experts];
+        None where units do not belong to experts."""
         ids = self.select(signal, arrays, residency)
         return ids if experts is None else ids[experts[ids // (residency.present.size // experts.size)]]
 

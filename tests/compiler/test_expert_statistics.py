@@ -45,7 +45,7 @@ def random_uses(num_tokens: int, num_experts: int, chosen: int, seed: int) -> np
 BY_HAND = used_of([(0, 1), (0, 2), (2, 3), (0, 2), (1, 3), (0, 1), (0, 1), (1, 2)], 4)
 
 
-def test_frequencies_pairs_and_tasks_by_hand() -> None:
+def test_pairs_and_tasks_by_hand() -> None:
     assert expert_statistics.together(BY_HAND).tolist() == [[5, 3, 2, 0], [3, 5, 1, 1], [2, 1, 4, 1], [0, 1, 1, 2]]
     tasks = np.array([0, 0, 0, -1, 2, 2, 2, 2])
     assert expert_statistics.task_counts(BY_HAND, tasks, 3).tolist() == [[2, 1, 2, 1], [0, 0, 0, 0], [2, 4, 1, 1]]

@@ -225,7 +225,7 @@ def test_the_choice_takes_the_file_s_formats_unmeasured(kind: Kind, source: Sour
     assert {token.hits + token.misses for token in tokens} == {of_token}
     assert any(token.misses for token in tokens)
     each = num_units(BLOCKS, spec) // spec.num_experts
-    counted = calibrated(held, activations.layers[3], BLOCKS, num_units(BLOCKS, spec), activations.num_tokens, 1.0)
+    counted = calibrated(held, activations.layers[3], BLOCKS, num_units(BLOCKS, spec), activations.num_tokens)
     assert {np.unique(ids // each).size for ids in counted.ids.values()} == {spec.num_experts_per_tok}
 
 

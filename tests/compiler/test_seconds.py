@@ -1,7 +1,7 @@
 """The one model of seconds: the form for searches and the dense run cost what the store on simulated flash does."""
 
 import ast
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -17,8 +17,9 @@ from coldpress.runtime.cache import CacheFacts, make
 from coldpress.runtime.simulate import simulate_choices
 from coldpress.runtime.sparsity import Residency
 from coldpress.runtime.store.planner import Strided
+from coldpress.schemas.compute import Overlap
 from coldpress.schemas.device import flash_seconds
-from coldpress.schemas.families import WHOLE_MLP
+from coldpress.schemas.families import dense_family
 from coldpress.schemas.layout import PartPlan
 from tests.support.caches import RUNNABLE
 from tests.support.data import ROOT
@@ -149,9 +150,10 @@ def test_a_dense_run_costs_what_the_store_does(tenth: int, experts: int, inner: 
     model, device = model_of(4, intermediate_size=inner, hidden_act="silu", **mixture), device_of(latency_s=1e-6)
     if rates:
         device = with_compute(device, rates, request_s=1e-5, reading_s=1e-5, layer_s=1e-5, token_s=1e-4)
-    sections = make_sections(model.spec, (WHOLE_MLP,), "int8_group32")
+    family = dense_family(model.spec)
+    sections = make_sections(model.spec, (family,), "int8_group32")
     total = sum(section.length_bytes for section in sections)
-    resident, kv_cache = resident_bytes(model, (WHOLE_MLP,), "int8_group32"), kv_cache_bytes(model.spec, 64)
+    resident, kv_cache = resident_bytes(model, (family,), "int8_group32"), kv_cache_bytes(model.spec, 64)
     page_bytes = device.flash.page_bytes.value
     fixed = resident + kv_cache + dense_bookkeeping_bytes(model.spec, "int8_group32", page_bytes) + 8 * page_bytes
     run = dense_run(model, "int8_group32", 64, fixed + total * tenth // 10, device, preloads=False)
@@ -161,7 +163,7 @@ def test_a_dense_run_costs_what_the_store_does(tenth: int, experts: int, inner: 
     parts = tuple(
         PartPlan(
             layer=layer,
-            family=WHOLE_MLP,
+            family=family,
             density=1,
             num_pinned=max(0, min(num_units, pinned - layer * num_units)),
             cache_slots=0,
@@ -175,11 +177,12 @@ def test_a_dense_run_costs_what_the_store_does(tenth: int, experts: int, inner: 
         used = np.zeros(experts, bool)
         used[[first, (first + experts // 2) % experts]] = True
         ids = np.flatnonzero(np.repeat(used, num_units // experts))
-        tokens.append({(layer, WHOLE_MLP): ids for layer in range(4)})
+        tokens.append({(layer, family): ids for layer in range(4)})
     found = simulated(setting, seconds.requests_of(tokens))
     count = len(tokens)
     assert run.token_s == pytest.approx(found.modelled_s / count)
-    assert run.token_s == pytest.approx(token_seconds(setting, seconds.requests_of(tokens)))
+    for overlap in get_args(Overlap):
+        assert run.seconds(overlap) == pytest.approx(found.modelled_seconds(overlap) / count)
     assert run.flash_s == pytest.approx(found.modelled_flash_s / count)
     assert run.dram_s == pytest.approx(found.modelled_dram_s / count)
     assert run.reads_per_token == pytest.approx(found.reads / count, abs=0.5)

@@ -49,7 +49,8 @@ def test_norms_need_a_few_rows_at_a_time(tmp_path: Path, monkeypatch: pytest.Mon
 def test_norms_are_computed_for_who_asks() -> None:
     """The model has no files."""
     known = UnitStatistics(model_of(2, 256, 1024), 0, "mlp_in", {"counts": np.zeros(3)})
-    assert "unit_norms" in known
+    assert list(known) == ["counts", "unit_norms"]
+    assert len(known) == 2
     assert "counts" in known
     assert "bits" not in known
     with pytest.raises(CheckpointError):

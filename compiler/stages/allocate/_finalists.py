@@ -1,5 +1,5 @@
 """Measures the quality of what can still win, where `explore` has left it to this stage (explore=needed); with
-explore=whole that of formats by matrix alone.
+explore=whole that of what formats, heads, keys and values still need, and of no selector.
 
 If the whole model fits in DRAM in formats that keep the quality, no selector is measured (_formats.py). Otherwise
 formats are measured with columns of down, too, which the units of all selectors but the dense one have. A search in

@@ -2,7 +2,8 @@
 
 If the whole model fits in DRAM in a format that keeps the quality, nothing is measured, but a format on more tokens
 where those of `explore` do not tell whether it keeps the quality. Otherwise formats by matrix (_mixed.py) and smaller
-ones of all layers are. What the search then takes of heads, keys and values is measured on more text, too.
+ones of all layers are measured, with attention in columns where it is on flash. What the search then takes of heads,
+keys and values is measured on more text, too.
 """
 
 import math

@@ -240,7 +240,8 @@ def expected_divergence(
     num_alike: int = 1,
 ) -> Mapping[FormatName, float]:
     """Returns the divergence, in nats per token, that each format of a matrix is expected to cause by itself. Of
-    `num_alike` matrices with one format each has its part of the rows."""
+    `num_alike` matrices with one format each has its part of the rows. Raises CheckpointError if a value is beyond a
+    format's range."""
     weights = rounding.weights(model, role, "row")
     num_rows = min(weights.count, max(LEAST_ROWS, SAMPLE_ROWS // num_alike))
     at = np.unique(np.linspace(0, weights.count - 1, num_rows).astype(np.int64))

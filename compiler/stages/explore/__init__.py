@@ -5,7 +5,8 @@ routings.
 Runs only where the method is open (`method=auto`), once per model: nothing here depends on a device. What else is worth
 measuring does depend on it: nothing where the whole model fits in DRAM, and otherwise what can still win under the
 device's law. So `allocate` measures the rest (compiler/stages/allocate/_finalists.py), unless explore=whole asks for
-all of it here. Of a quantized file whose codes a dense run keeps, its own formats alone are listed: they lose nothing.
+all selectors here. Of a quantized file whose codes a dense run keeps, its own formats alone are listed: they lose
+nothing.
 
 Every candidate leaves out, at each density, the units that the runtime would leave out; all its densities share one
 pass over validation text. Densities are the same in all layers, divided among families by the selector. A selector or
@@ -15,7 +16,7 @@ determines: its curves are for a reference flash and the default format (compile
 The pass of the whole model records a trace: the signals of a few layers, with which `allocate` replays each candidate's
 requests. A format's loss is that of all matrices of the layers, or of the head alone; a KV cache's, that of keys and
 values rounded head by head. Where the build's algorithm needs Gram matrices, they are those of the whole model, since
-nothing is left out yet.
+nothing is left out yet. Each pass leaves a file, so that a run that was interrupted goes on with the next one.
 """
 
 from collections.abc import Iterable

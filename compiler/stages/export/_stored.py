@@ -1,7 +1,8 @@
 """Reads an artifact's weights by role, one at a time: the stored codes, in natural order.
 
 On flash, units lie in the order that `order` found, several slices in each, several layers in a group, and an expert's
-units among those of others. The files are mapped, not loaded; their digests are checked before anything is read.
+units among those of others. flash.img is mapped, and resident tensors are read one at a time; the files' digests are
+checked before anything is read.
 """
 
 from dataclasses import dataclass

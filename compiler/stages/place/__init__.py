@@ -3,8 +3,8 @@
 How much of the units' DRAM is pinned and how much is left to the dynamic cache is decided by replaying tokens: for each
 candidate share the placement is made from the first tokens, and the plan's own cache policy (runtime/cache) runs over
 windows of the held-out ones; compiler/seconds.py turns misses into reads and seconds. Units lie in natural order, since
-the order on flash is found after the placement. The smallest share that costs nearly the least wins: a cache adapts to
-a text that differs from the calibration text, pinned units do not.
+the order on flash is found after the placement, and all shares have the same order and read buffer. The smallest share
+that costs nearly the least wins: a cache adapts to a text that differs from the calibration text, pinned units do not.
 
 Dense runs need no program (_program.py): every token uses every unit, so all units are worth the same. Then only layers
 that are not read at all save time: a layer that misses one unit still waits for its first byte (`whole_layers`); no
