@@ -134,7 +134,8 @@ def run(
     rounds: int = 1,
 ) -> list[LadderStep[RowT]]:
     """Measures the first setting, then each step in turns with the best setting before it; see `steps`. They take turns
-    `rounds` times; 1 where measuring has no noise: then each setting is measured once."""
+    `rounds` times; 1 where measuring has no noise: then each setting is measured once. A step whose gain does not
+    exceed its noise is left out, unless later steps need it."""
     best, row = first, measure(first)
     found: list[LadderStep[RowT]] = [LadderStep("naive", 1.0, 0.0, 1.0, True, row)]
     rate = lowest = row.tokens_per_s

@@ -141,7 +141,8 @@ def generate_batch(
 
 def room_of(session: Session, lengths: Iterable[int], most: int = FEW_TOKENS) -> BatchRoom:
     """Returns the limits with which `session` can run sequences of these lengths, in tokens, at most `most` at once:
-    as many as the DRAM budget holds the KV caches of if they are the longest. Raises `ColdpressError` without any."""
+    as many of the longest as have KV caches that the DRAM budget holds together. Raises `ColdpressError` if there is no
+    sequence."""
     longest = heapq.nlargest(most, lengths)
     if not longest:
         raise ColdpressError("there are no prompts to continue, expected at least one; give a prompt")

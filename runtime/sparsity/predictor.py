@@ -70,7 +70,8 @@ class Plugin(Selector[Options]):
             signal: The MLP's input, float32 [hidden_size].
             arrays: The arrays from `fit`; codes `fc1` uint8 [rank, row_bytes] and `fc2` uint8 [num_units, row_bytes],
                 `format` and `threshold`, or none of these four: then all units are used, as many as `residency` has.
-            experts: bool [num_experts]; all experts have the same number of units, stored expert by expert.
+            experts: bool [num_experts], None without experts; all have the same number of units, stored expert by
+                expert.
         """
         experts = np.ones(1, bool) if experts is None else experts
         width = (len(arrays["fc2"]) if "fc2" in arrays else residency.present.size) // experts.size
