@@ -19,8 +19,8 @@ def record_of(model: Model) -> str:
 
 
 def private_folder(model: Model) -> Path:
-    """Returns the folder with configuration, tokenizer and licences; raises ColdpressError if a file is
-    missing or has changed."""
+    """Returns the folder with configuration, tokenizer and licences; raises ColdpressError if a file is missing or has
+    changed."""
     for file in (*model.private_files, *model.license_files):
         checked_file(Path(model.folder) / file.name, file.sha256, record_of(model))
     return Path(model.folder)

@@ -284,7 +284,7 @@ class Decoder:
         is_dense: bool = False,
     ) -> np.ndarray:
         """Takes tokens int [T] through all layers; returns hidden states after the last norm, span by span, [T, N].
-        Units come from `_chosen` or `_streamed`; `Tokens` says what the others are."""
+        `units` is `_chosen` or `_streamed`; `Tokens` describes the other arguments."""
         self.check_tokens(tokens)
         self._check_space(spans)
         positions = np.concatenate([span.cache.length + np.arange(span.num_tokens) for span in spans])

@@ -141,7 +141,7 @@ def generate_batch(
 
 def room_of(session: Session, lengths: Iterable[int], most: int = FEW_TOKENS) -> BatchRoom:
     """Returns the limits with which `session` can run sequences of these lengths, in tokens, at most `most` at once:
-    as many of the longest as have KV caches that the DRAM budget holds together. Raises `ColdpressError` if there is no
+    the DRAM budget must hold the KV caches of the longest ones together. Raises `ColdpressError` if there is no
     sequence."""
     longest = heapq.nlargest(most, lengths)
     if not longest:

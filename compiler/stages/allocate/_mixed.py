@@ -47,8 +47,8 @@ from coldpress.schemas.model import MLP_ROLES, Model, matrices, role_shape
 Effects = Mapping[str, Mapping[FormatName, float]]
 """Matrix -> format -> divergence, in nats per token."""
 SAMPLE_ROWS, LEAST_ROWS = 256, 8
-"""Rows that are rounded of matrices with one format, and of each of them at least: 1,024 gave formats that were no
-better (docs/experiments/product.md)."""
+"""Rows that are rounded to judge a format, divided among the matrices that share it, and the fewest of each matrix.
+1,024 rows gave formats that were no better (docs/experiments/product.md)."""
 
 
 @dataclass(frozen=True)
@@ -165,15 +165,16 @@ def expected_effects(
 ) -> Effects:
     """Returns the divergence to expect of each matrix of the layers in each format that it may have; raises
     CheckpointError if a value is beyond a format's range."""
-    formats = formats_of_matrices(model)
+    formats, sharing = formats_of_matrices(model), _sharing(model)
 
     def of_matrix(role: str) -> dict[FormatName, float]:
-        own, alike = _own_format(model, role), _alike(model, role)
+        members = sharing[role]
+        own = _own_format(model, members)
         effects = dict.fromkeys(formats[role], 0.0)
         rounded = [name for name in formats[role] if name != own]
-        for one in alike:
-            if one in sensitivities:  # else an expert that no token uses
-                found = expected_divergence(rounding, model, one, sensitivities[one], rounded, len(alike))
+        for member in members:
+            if member in sensitivities:  # else an expert that no token uses
+                found = expected_divergence(rounding, model, member, sensitivities[member], rounded, len(members))
                 effects |= {name: effects[name] + found[name] for name in rounded}
         return effects
 
@@ -184,27 +185,32 @@ def expected_effects(
 def formats_of_matrices(model: Model) -> dict[str, tuple[FormatName, ...]]:
     """Lists the formats of each matrix of the layers, by role, the smallest first: a quantized file's own, which loses
     nothing, and all that are smaller."""
+    return {role: _formats_of(model, members) for role, members in _sharing(model).items()}
+
+
+def _sharing(model: Model) -> dict[str, tuple[str, ...]]:
+    """Maps each matrix of the layers to the matrices that share its format: an expert's to those of all experts of the
+    layer, under the first one's role; every other matrix to itself."""
+    spec = model.spec
+    in_units = [
+        tuple(f"layers.{layer}.{name}.weight" for name in matrices(piece.role, spec))
+        for layer in layers_of(BLOCKS, spec)
+        for piece in slices(BLOCKS, spec)
+    ]
+    by_first = {members[0]: members for members in in_units}
+    rest = {role for members in in_units for role in members[1:]}
     roles = (role for role in model.tensors if role.startswith("layers.") and stored_format(role, DEFAULT_FORMAT))
-    return {role: _formats_of(model, role) for role in roles if role == _alike(model, role)[0]}
+    return {role: by_first.get(role, (role,)) for role in roles if role not in rest}
 
 
-def _alike(model: Model, role: str) -> tuple[str, ...]:
-    """Returns the matrices that have one format: the same one of all experts of a layer, or this one alone."""
-    matrix = unit_role(role, model.spec)
-    if matrix not in MLP_ROLES:
-        return (role,)
-    layer = role.split(".")[1]
-    return tuple(f"layers.{layer}.{name}.weight" for name in matrices(matrix, model.spec))
-
-
-def _own_format(model: Model, role: str) -> FormatName | None:
-    """Returns the format that matrices with one format have in a quantized file; None if it has none, or several."""
-    found = {own_format(model, one) for one in _alike(model, role)}
+def _own_format(model: Model, members: Sequence[str]) -> FormatName | None:
+    """Returns the one format that these matrices have in a quantized file; None if they have none, or several."""
+    found = {own_format(model, member) for member in members}
     return found.pop() if len(found) == 1 else None
 
 
-def _formats_of(model: Model, role: str) -> tuple[FormatName, ...]:
-    own, (_, length) = _own_format(model, role), _slices(model, role)
+def _formats_of(model: Model, members: Sequence[str]) -> tuple[FormatName, ...]:
+    own, (_, length) = _own_format(model, members), _slices(model, members[0])
     known = {name: load("coldpress.runtime.quantization", Format, name) for name in formats_for(AUTO)}
     most_bytes = float("inf") if own is None else slice_bytes(length, own)
     fitting = [
@@ -237,13 +243,13 @@ def expected_divergence(
     role: str,
     sensitivity: Sensitivity,
     formats: Sequence[FormatName],
-    num_alike: int = 1,
+    num_sharing: int = 1,
 ) -> Mapping[FormatName, float]:
-    """Returns the divergence, in nats per token, that each format of a matrix is expected to cause by itself. Of
-    `num_alike` matrices with one format each has its part of the rows. Raises CheckpointError if a value is beyond a
-    format's range."""
+    """Returns the divergence, in nats per token, that each format of a matrix is expected to cause by itself.
+    `num_sharing` matrices share the format, and divide SAMPLE_ROWS among them. Raises CheckpointError if a value is
+    beyond a format's range."""
     weights = rounding.weights(model, role, "row")
-    num_rows = min(weights.count, max(LEAST_ROWS, SAMPLE_ROWS // num_alike))
+    num_rows = min(weights.count, max(LEAST_ROWS, SAMPLE_ROWS // num_sharing))
     at = np.unique(np.linspace(0, weights.count - 1, num_rows).astype(np.int64))
     rows = weights.read(0, weights.count)[at]
     # without the source's own codes, which are those of all rows

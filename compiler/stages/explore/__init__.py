@@ -65,7 +65,8 @@ class ExploreConfig(PassesConfig, MethodSetting, RoutingSetting):
 def run(
     config: ExploreConfig, model: Model, corpus: Corpus, activations: Activations, work: Workspace, threads: int
 ) -> Curves:
-    """Raises ColdpressError if there is no such device, or a candidate refuses its options."""
+    """Measures all formats, and with explore=whole all candidates. Raises ColdpressError if there is no such device, or
+    a candidate refuses its options."""
     methods = candidates(model.spec, config.options) if config.explore == WHOLE else None
     rounding = rounding_of(config, model, corpus, activations, work, threads)
     found = explored(methods, config, model, corpus, activations, work, threads, rounding=rounding)

@@ -1,8 +1,8 @@
 """Defines an ordering heuristic, its task, and its result.
 
-A task has three parts, each of which caches its counts: `Activity` is what calibration saw, `Demand` is what flash is
-read for under a plan's pins and cache, and `OrderTask` adds the device. Orders are judged on the last tokens: `fitting`
-is the task without them, `judge` gives an order's modelled time on them.
+A task has three parts, and each caches its counts: `Activity` holds the units that calibration tokens use, `Demand` the
+reads from flash that a plan's pins and cache leave, and `OrderTask` adds the device. Orders are judged on the last
+tokens: `fitting` is the task without them, `judge` models an order's time on them.
 
 An order's cost is the flash seconds of a token, after page rounding and access collapse (Ripple 5.1). They are needed
 for thousands of tokens under many gaps for each order that is tried, so `modelled` is a short form of
