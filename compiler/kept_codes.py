@@ -74,4 +74,4 @@ def own_formats_of_mlps(model: Model) -> set[FormatName]:
 
 def own_format(model: Model, role: str) -> FormatName | None:
     """Returns the format of a matrix's rows in a quantized file; None if it has none here."""
-    return formats().get(codes_type(model, role) or "")
+    return formats().get(kind) if (kind := codes_type(model, role)) else None

@@ -182,12 +182,12 @@ class BuildConfig:
             if self[key] == AUTO:  # those that a build cannot take are looked at, too
                 found[package] = _plugins.names(package)
         formats = "coldpress.runtime.quantization"
-        # with a named format a search still looks at others, for single layers and for the head
-        looked_at = _plugins.names(formats) if AUTO in (self["format"], self["method"]) else ()
+        # a search looks at others, too, for single layers and for the head; and a file may keep its own codes
+        is_open = AUTO in (self["format"], self["method"]) or self.model.source.endswith(".gguf")
         return {
             **found,
             formats: (
-                *looked_at,
+                *(_plugins.names(formats) if is_open else ()),
                 *(name for one in formats_for(self["format"]) for name in slice_formats(one)),
                 *(stored for name in formats_for(self["format"]) for stored in stored_formats(name)),
                 self["predictor_format"],

@@ -87,7 +87,7 @@ def test_the_figures_by_hand(build, usual):
 def test_the_budget_is_divided_without_rest(tmp_path, method):
     build = Build(tmp_path, method=method)
     layout = build.layout
-    parts = figures.budget_parts(build.model, build.sparsity.format, layout, build.plans)
+    parts = figures.budget_parts(build.model, build.sparsity, layout, build.plans)
     assert sum(parts.values()) == build.plans.plans[0].dram_budget_bytes
     assert all(size > 0 for size in parts.values())
 
@@ -501,7 +501,7 @@ def test_points_of_the_front_lie_where_their_figures_say(build, tmp_path):
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(charts, "marks", lambda across, up, kinds: drawn.extend(kinds) or "<svg></svg>")
         metrics, _ = report(build, tmp_path, sparsity=sparsity)
-    found = {kind.name: (kind.across, kind.up, kind.amounts) for kind in drawn}
+    found = {kind.name: tuple(zip(*kind.points, strict=True)) for kind in drawn}
     assert found["front"] == (
         (pytest.approx(4000), pytest.approx(2000)), (pytest.approx(5), pytest.approx(1)), (10**6, 10**6),
     )  # fmt: skip

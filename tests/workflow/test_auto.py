@@ -30,9 +30,10 @@ def without_cost_of_reads(tree: Path, folder: Path) -> Path:
 @pytest.mark.slow
 def test_auto_is_sparse_where_that_pays_and_dense_where_not(workflow: Workflow, tmp_path: Path) -> None:
     """And says which; both builds share the model's text and statistics. Two layers, since what is explored of each
-    takes seconds."""
+    takes seconds; in fp16, since in fewer bits all of so small a model fits."""
     model = write_model(tmp_path / "tiny", num_hidden_layers=2, relu=True, hidden_size=64, intermediate_size=160)
-    auto = workflow.at(tmp_path, model=model, method="auto", preflight="off", explore_tokens=256)
+    keys = {"method": "auto", "format": "fp16", "dram_budget": 350_000, "preflight": "off", "explore_tokens": 256}
+    auto = workflow.at(tmp_path, model=model, **keys)
     sparse = auto.build(device=without_cost_of_reads(workflow.tree, tmp_path))
     dense = auto.build()
     figures = {

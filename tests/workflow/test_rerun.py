@@ -62,7 +62,7 @@ def test_a_changed_setting_reruns_exactly_what_hangs_on_it(
         ("compiler/stages/package/__init__.py", PACKAGED | {"preflight"}),
         ("compiler/stages/report/__init__.py", {"report", "preflight"}),
         ("compiler/rounding/rtn.py", ALLOCATED | {"preflight"}),
-        ("runtime/native/src/attention.cpp", {"calibrate", "preflight"} | ALLOCATED),
+        ("runtime/native/src/attention.cpp", {"ingest", "tokenize", "calibrate", "preflight"} | ALLOCATED),
     ],
 )
 def test_an_edit_reruns_what_it_can_change_with_what_follows(
