@@ -14,7 +14,7 @@ import os
 import socket
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
@@ -35,6 +35,7 @@ def build_locks(folders: Sequence[Path]) -> Iterator[None]:
         for folder in folders:
             held.enter_context(_build_lock(folder, sign))
         os.environ[BUILD_VARIABLE] = sign
+        held.callback(os.environ.pop, BUILD_VARIABLE)
         yield
 
 
@@ -121,9 +122,8 @@ def _holder(file: IO[str]) -> str:
 
 def _runs(process: int) -> bool:
     try:
-        os.kill(process, 0)
+        with suppress(PermissionError):  # another user's
+            os.kill(process, 0)
     except ProcessLookupError:
         return False
-    except PermissionError:  # another user's
-        return True
     return True

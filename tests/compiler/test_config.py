@@ -319,6 +319,15 @@ def test_a_plugin_that_an_option_names_is_in_use() -> None:
     assert "unknown linked_over 'static'. Known: lfu, lru, s3fifo, window." in refusal(**chosen, linked_over="static")
 
 
+def test_the_formats_of_a_file_s_own_codes_are_in_use() -> None:
+    """A file may keep its codes where another format was asked for."""
+    chosen, package = {"format": "int4_group32", "method": "topk"}, "coldpress.runtime.quantization"
+    of_file = settings.resolve({"model": "smollm2-135m-instruct", **chosen}).plugins()[package]
+    assert {*of_file} == {*plugins.names(package)}
+    of_folder = settings.resolve({"model": "relu-demo", **chosen}).plugins()[package]
+    assert "q4_k" not in of_folder
+
+
 def test_relu_decides_the_candidates(checkpoint: Path) -> None:
     write_config(checkpoint, hidden_act="relu")
     built = settings.resolve({"model": str(checkpoint)})

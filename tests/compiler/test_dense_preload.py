@@ -206,7 +206,7 @@ def preloading_plan(built: Built, pages: int) -> Plan:
     return plan.model_copy(update=changes)
 
 
-@pytest.mark.parametrize("pages", [2, 5, 100])
+@pytest.mark.parametrize("pages", [3, 5, 100])
 def test_a_run_has_the_tokens_and_the_seconds_that_the_law_says(built: Built, pages: int) -> None:
     """Whether the preload buffer holds a part of what a layer misses, or all of it."""
     plan = preloading_plan(built, pages)

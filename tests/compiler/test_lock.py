@@ -61,6 +61,7 @@ def test_a_lock_ends_with_its_block_and_leaves_only_text(tmp_path: Path) -> None
     for _ in range(2):
         with build_locks([tmp_path]):
             pass
+        assert BUILD_VARIABLE not in os.environ, "else a job of a later build in this process would be refused"
     assert (tmp_path / lock.LOCK_FILE).read_text().count("\n") == 1
 
 
