@@ -15,9 +15,9 @@ import pytest
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from tests.support.cpus import cpu
-from tests.support.workflow import built, edited, server, tree, workflow
+from tests.support.workflow import built, edited, forked_jobs, server, tree, workflow
 
-__all__ = ["built", "cpu", "edited", "server", "tree", "workflow"]
+__all__ = ["built", "cpu", "edited", "forked_jobs", "server", "tree", "workflow"]
 
 TIME_LIMIT_S = 1800
 """Of each test with its fixtures, for one that never ends: on a busy machine a build takes many times as long.

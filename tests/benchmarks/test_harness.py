@@ -159,6 +159,7 @@ def test_a_line_that_was_cut_off_is_measured_again(tmp_path: Path, monkeypatch: 
     assert list(kept_rows("toy", {}, "code").cells) == ['{"number": 1}']
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
@@ -175,6 +176,7 @@ def test_figures_that_are_not_documented_fail(toy: Toy, change: tuple[str, str],
     assert sentence in stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("line", "sentence"),
     [
@@ -188,6 +190,7 @@ def test_what_is_missing_is_one_sentence(toy: Toy, line: str, sentence: str) -> 
     assert toy.run("--smoke") == (2, "", f"error: benchmarks.toy {sentence}\n")
 
 
+@pytest.mark.slow
 def test_a_record_names_all_that_a_reader_asks_for(toy: Toy) -> None:
     path = toy.folder / "record.json"
     assert toy.run("--smoke", "--record", str(path))[0] == 0

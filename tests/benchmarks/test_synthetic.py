@@ -74,6 +74,7 @@ def coactivation_of(artifact: Artifact, asked: Statistics) -> float:
     return found / most
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", STATED)
 def test_a_trace_has_the_statistics_that_were_stated(artifact: Artifact, case: str) -> None:
     asked = stated(**STATED[case])

@@ -46,6 +46,7 @@ def test_one_build_has_no_error():
     assert found["noise"] is found["share_whole_error"] is found["share_cpu_whole_error"] is None
 
 
+@pytest.mark.slow
 def test_the_errors_are_those_of_drawn_noise():
     """Shares of many builds with noise of 2 % scatter as the estimated error says."""
     rng, layers = np.random.default_rng(2), [1, 4]

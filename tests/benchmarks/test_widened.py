@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from benchmarks.shared.widened import widened
 from coldpress.runtime.generate.session import Session
@@ -22,6 +23,7 @@ def decoded(path: Path) -> tuple[np.ndarray, list[list[int]], int]:
     return np.concatenate(logits), [sorted(event.ids.tolist()) for event in recorder.events], family.unit_bytes
 
 
+@pytest.mark.slow
 def test_a_widened_model_uses_the_same_units_and_has_the_same_logits(tmp_path: Path) -> None:
     spec = small_spec(norm_eps=0.1)  # an eps that counts
     weights = random_weights(spec, np.random.default_rng(0))

@@ -99,6 +99,7 @@ COST = "([words]) => document.querySelector('.assistant:last-child .cost').textC
 SOURCE = "() => document.querySelector('.assistant:last-child').source"
 
 
+@pytest.mark.slow
 def test_a_user_chats_stops_and_chats_on(browser, served):
     server, gate = served
     with opened(browser, server.url) as shown:
@@ -149,6 +150,7 @@ def test_a_user_chats_stops_and_chats_on(browser, served):
         }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_an_answer_says_what_it_cost_and_is_asked_for_again(browser, served):
     """Against the server's own numbers."""
     server, gate = served
@@ -180,6 +182,7 @@ def test_an_answer_says_what_it_cost_and_is_asked_for_again(browser, served):
         assert shown.errors == []
 
 
+@pytest.mark.slow
 def test_a_refusal_is_told_at_the_answer_and_the_next_message_takes_its_place(browser, served):
     server, gate = served
     gate.open()
@@ -280,6 +283,7 @@ def test_no_text_of_a_model_takes_long(still):
         assert still.evaluate(took_s, [(mark + "a ") * 2000]) < 5 + 100 * plain, mark
 
 
+@pytest.mark.slow
 def test_copying_takes_the_source(browser, served):
     server, gate = served
     gate.open()
@@ -307,6 +311,7 @@ LONG = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [400, 1600])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_the_page_fits_the_screen_and_can_be_read(browser, served, width, scheme):

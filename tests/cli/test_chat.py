@@ -73,6 +73,7 @@ def test_a_message_without_room_or_not_in_utf_8_is_told_and_the_chat_goes_on(
     assert "is not UTF-8" in told[1]
 
 
+@pytest.mark.slow
 def test_an_answer_ends_where_the_context_does(say: Say, capsys: pytest.CaptureFixture[str]) -> None:
     assert say("Hello\n", "--max-new-tokens", "9999", "--json") == 0
     stats = json.loads(capsys.readouterr().out)["stats"]

@@ -33,6 +33,7 @@ def text_of(page):
     return re.sub(r"\s+", " ", html.unescape(re.sub(r"<[^>]*>", " ", page.partition("</style>")[2])))
 
 
+@pytest.mark.slow
 def test_one_page_has_both_builds_and_what_differs(builds, tmp_path, capsys):
     one, other = builds
     page = tmp_path / "both.html"

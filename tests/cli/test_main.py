@@ -48,6 +48,7 @@ def test_the_help_needs_no_compiler() -> None:
         assert f"'{heavy}'" not in found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "package"),
     [
@@ -72,6 +73,7 @@ def test_an_absent_native_core_is_one_sentence() -> None:
     assert re.fullmatch(r"error: the native core of coldpress cannot be loaded \(.*\); install .*\n", done.stderr)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 @pytest.mark.parametrize(
     ("line", "offered"),

@@ -154,6 +154,7 @@ def test_two_builds_of_one_name_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked_jobs")
 def test_each_job_runs_once_and_a_worsened_build_fails_the_gate(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -194,6 +195,7 @@ keys:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked_jobs")
 def test_a_model_whose_inputs_changed_is_not_built_until_the_lock_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

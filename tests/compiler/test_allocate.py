@@ -96,6 +96,7 @@ def parts(sparsity: Sparsity) -> list[int]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", names("coldpress.runtime.sparsity"))
 @pytest.mark.parametrize("format_name", names("coldpress.runtime.quantization"))
 def test_the_parts_add_up_to_the_budget(

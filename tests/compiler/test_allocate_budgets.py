@@ -130,6 +130,7 @@ def kept_keys(folder: Path, model: Model, activations: Activations, lost: float,
     )
 
 
+@pytest.mark.slow
 def test_keys_and_values_make_room_where_that_keeps_the_quality(activations: Activations, tmp_path: Path) -> None:
     """A context as long as this takes half of the budget in fp16. The budget is in bytes: a share would be one of what
     the build takes with the keys and values that it has."""

@@ -41,6 +41,7 @@ def allocated(given, method="dense", budget="70%", draft="auto", **changes):
     return run(config, model, activations, device_of(), work, curves=curves, drafter=given)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["dense", "auto"])
 def test_a_draft_model_that_guesses_well_is_taken_and_counts_in_the_budget(method):
     found, plain = allocated(drafter(), method).budget, allocated(None, method).budget

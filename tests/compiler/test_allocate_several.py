@@ -44,6 +44,7 @@ def divided(
     return run(config, model, activations, device_of(), work, curves=curves)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["topk", "dense", "predictor", "relu"])
 def test_each_budget_is_divided_as_alone_but_for_the_tables_of_all(
     tmp_path: Path, model: Model, activations: Activations, method: str

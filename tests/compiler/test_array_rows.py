@@ -134,6 +134,7 @@ def test_another_run_takes_nothing(tmp_path: Path) -> None:
     assert np.array_equal(load_arrays(made)["a"], other["a"])
 
 
+@pytest.mark.slow
 def test_no_flipped_bit_of_a_record_passes(tmp_path: Path) -> None:
     path = tmp_path / "file.json"
     record = ArrayFile(array_file=str(tmp_path / "x.safetensors"), sha256="0" * 64)

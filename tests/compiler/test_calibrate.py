@@ -261,6 +261,7 @@ def test_hidden_states_are_not_hashed(
     assert not [name for name in hashed if name.startswith("hidden")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("removed", [False, True])
 def test_an_interrupted_run_resumes(
     relu: Model, corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, removed: bool

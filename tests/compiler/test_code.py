@@ -153,6 +153,7 @@ def test_real_stages_follow_their_plugins() -> None:
     assert not any(name.startswith("coldpress/compiler/stages/order") for name in files)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("file", "config", "stages"),
     [
@@ -185,6 +186,7 @@ def test_a_plugin_that_the_build_is_compared_with_counts_where_its_name_is_a_tex
     assert used_by("coldpress/runtime/quantization/q5_1.py", format="fp16") == set()
 
 
+@pytest.mark.slow
 def test_a_cache_policy_concerns_the_stages_that_count_on_it() -> None:
     assert used_by("coldpress/runtime/cache/s3fifo.py", cache="lfu") == set()
     assert used_by("coldpress/runtime/cache/s3fifo.py") >= {"plan", "verify"}, "a candidate of an open cache"
@@ -193,6 +195,7 @@ def test_a_cache_policy_concerns_the_stages_that_count_on_it() -> None:
     assert not used_by("coldpress/runtime/cache/lru.py", cache="lru") & {"ingest", "tokenize", "calibrate", "quantize"}
 
 
+@pytest.mark.slow
 def test_a_selector_concerns_no_build_that_has_another() -> None:
     assert used_by("coldpress/runtime/sparsity/predictor.py") == set()
     assert used_by("coldpress/runtime/sparsity/predictor.py", method="predictor") >= {

@@ -390,6 +390,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(overheads, "ROUNDS", 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["host.yaml", "host.json"])
 def test_measure_this_machine(tmp_path: Path, quick: None, capsys: pytest.CaptureFixture[str], name: str) -> None:
     """A short measurement gives a profile that loads, shows its steps, and leaves no file but it."""

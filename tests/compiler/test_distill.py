@@ -17,6 +17,7 @@ from tests.support.methods import fitted
 from tests.support.statistics import sparsity_of, workspace
 
 
+@pytest.mark.slow
 def test_a_few_steps_bring_the_sparse_model_closer_to_the_dense_one(tmp_path: Path) -> None:
     model, corpus = model_at(tmp_path), corpus_at(tmp_path)
     distilled = run(QUICK, model, corpus, top_k(model, tmp_path, 0.15), workspace(tmp_path / "d"), 1)
@@ -26,6 +27,7 @@ def test_a_few_steps_bring_the_sparse_model_closer_to_the_dense_one(tmp_path: Pa
     assert after < 0.8 * before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model_type", "tie"),
     [

@@ -45,6 +45,7 @@ def likeliest(build, blocks):
     return probabilities.argmax(-1).numpy(), probabilities.max(-1).values.numpy()
 
 
+@pytest.mark.slow
 def test_right_guesses_are_those_that_both_models_make(builds, tmp_path):
     model, small, _ = builds
     found = drafted(model, small, tmp_path)

@@ -86,6 +86,7 @@ def test_logits_are_those_of_the_runtime(name: str, options: dict[str, float], s
         assert (left_out < 1e-4) == selector.EXACT
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "options", "layers_per_group", "cache"),
     [

@@ -244,6 +244,7 @@ def test_experts_that_are_used_together_lie_beside_each_other_and_whole(tmp_path
     assert {frozenset(experts[:2]), frozenset(experts[2:])} == {frozenset((0, 3)), frozenset((1, 2))}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("often", [0.0, 0.95])
 def test_layers_are_pinned_whole_where_no_expert_is_used_more_often(often: float, tmp_path: Path) -> None:
     """Room for two layers of four. Where experts 0 and 1 are used on most tokens, in all layers, it is for them."""

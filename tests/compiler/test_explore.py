@@ -236,6 +236,7 @@ def test_signals_are_rounded_to_the_nearest() -> None:
     assert np.array_equal(np.abs(rounded(values).astype(np.float64) - values.astype(np.float64)), errors)
 
 
+@pytest.mark.slow
 def test_a_run_that_was_interrupted_goes_on(
     model: Model, corpus: Corpus, few: Curves, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

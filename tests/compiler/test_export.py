@@ -335,6 +335,7 @@ def test_llama_cpp_computes_what_transformers_does(tmp_path, name):
     engine.close()
 
 
+@pytest.mark.slow
 def test_no_more_than_an_expert_is_in_memory(tmp_path):
     """A layer of Mixtral 8x7B is 1.4 billion values; a matrix is 1 MB in float32 here, a tensor's 17 MB in int8."""
     shape = {"hidden_size": 256, "intermediate_size": 1024, "num_experts": 64, "num_hidden_layers": 1}

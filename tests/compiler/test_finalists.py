@@ -172,6 +172,7 @@ def test_a_selector_that_is_slower_than_a_dense_run_whatever_it_loses_is_not_mea
     assert skipped["dip"].endswith(" times as fast as a dense run, even if it lost nothing")
 
 
+@pytest.mark.slow
 def test_a_selector_that_loses_too_much_is_measured_coarsely_alone(
     building: Building, formats: Curves, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -65,6 +65,7 @@ def near(ours: dict[str, Any], theirs: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in numbers.items() if np.isclose(ours[key] or 0, value, rtol=1e-6)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*PLAIN, *WITH_MORE])
 def test_a_model_comes_back_from_its_gguf(tmp_path, name):
     kind, overrides = (PLAIN | WITH_MORE)[name]

@@ -43,6 +43,7 @@ def different(file: Path, folder: Path, special: tuple[str, ...]) -> list[str]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pre", SPLITS)
 def test_token_ids_of_bytes_equal_llama_cpp_s(plain: Path, tmp_path: Path, pre: str) -> None:
     file = with_vocabulary(plain, tmp_path / "a.gguf", **of_bytes(pre, SPECIAL))

@@ -79,6 +79,7 @@ def test_the_first_build_pins_a_branch_and_the_next_needs_no_hub(there: Hub, tmp
     assert (built.folder / LOCK_FILE).is_file()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("keys", "expected"),
     [
@@ -108,6 +109,7 @@ def test_a_gated_model_says_what_to_do(there: Hub) -> None:
     assert str(caught.value) == sentence
 
 
+@pytest.mark.slow
 def test_a_download_that_breaks_off_goes_on(there: Hub, tmp_path: Path) -> None:
     repository = there.repositories["models/owner/tiny"]
     weights = np.random.default_rng(0).bytes(LARGE_BYTES)

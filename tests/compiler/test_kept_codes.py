@@ -230,6 +230,7 @@ def _expected(model: Model, effects: np.ndarray, value: str) -> Callable[..., Ma
     return expected
 
 
+@pytest.mark.slow
 def test_matrices_have_smaller_formats_where_the_file_s_own_do_not_fit(
     explored: tuple[Model, Corpus, Activations, Curves], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -356,6 +357,7 @@ def test_a_dense_build_without_a_format_has_the_file_s(
     assert found.formats == keeping(model, own)
 
 
+@pytest.mark.slow
 def test_the_report_draws_bits_and_losses_by_layer_and_matrix(source: Source) -> None:
     model, own = source.model, own_layers(source.model)
     assert own is not None

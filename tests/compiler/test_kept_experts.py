@@ -182,6 +182,7 @@ def test_tokens_together_have_what_each_has_alone(source: Source, artifact: Path
     np.testing.assert_array_equal(each, expected[:half])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
 def test_any_budget_gives_the_same(source: Source, artifact: Path, share: float) -> None:
     """From the least to one that holds everything."""

@@ -64,6 +64,7 @@ def test_naive_reads_the_whole_mlp_in_large_reads(climbed):
     assert steps[0].reads_per_token <= 2 * SPEC.num_hidden_layers
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("attention", [False, True])
 def test_hybrid_is_the_dense_run_of_the_whole_report(tmp_path, attention):
     """Whatever lies on flash in the artifact: attention's columns would be streamed otherwise."""
@@ -145,6 +146,7 @@ def test_every_step_has_a_meaning(climbed):
     assert "+io_uring" not in meanings
 
 
+@pytest.mark.slow
 def test_what_is_preloaded_is_a_step_where_the_plan_preloads(tmp_path):
     path = build_artifact(tmp_path / "predicted", Recipe(method="predictor", spec=SPEC)).path
     recorder = Recorder()

@@ -184,6 +184,7 @@ REFUSED: dict[str, tuple[Callable[[Tensors], None], str]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_does_not_fit_is_refused(name: str, tmp_path: Path) -> None:
     change, sentence = REFUSED[name]

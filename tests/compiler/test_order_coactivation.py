@@ -23,6 +23,7 @@ def test_counts_are_what_there_is(active: np.ndarray) -> None:
     assert (np.triu(pair_counts(pack(active), active.shape[1]), 1) == expected_counts(active)).all()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("cpu")
 def test_tiles_and_threads_change_nothing() -> None:
     """More than two tiles each way, none of them full, with more words than a tile looks at in one go."""

@@ -133,6 +133,7 @@ def test_judged_reads_are_the_end_of_all_reads_where_the_warm_up_fills_the_cache
     assert (task.fitting.activity.bits == task.activity.bits[:, : (4000 - 504) // 8]).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cache", RUNNABLE)
 @pytest.mark.parametrize("pinned_share", [0.0, 0.4, 1.0])
 def test_cache_slots_are_those_of_the_layout(tmp_path: Path, cache: str, pinned_share: float) -> None:

@@ -126,6 +126,7 @@ def resident_bytes_of(path: Path) -> int:
     return sum(1024 * int(line.split()[1]) for line in found)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="needs /proc/self/smaps")
 def test_memory_does_not_grow_with_the_section(tmp_path, monkeypatch):
     monkeypatch.setattr(hashing, "BLOCK_BYTES", 1 << 20)
@@ -249,6 +250,7 @@ def _arm(step: int) -> None:
     publishing._exchange = counted(publishing._exchange)
 
 
+@pytest.mark.slow
 def test_killed_at_any_step_the_visible_artifact_is_whole(tmp_path):
     old, new = Build(tmp_path / "old"), Build(tmp_path / "new", format_name="int4_group32")
     old.package()
@@ -382,6 +384,7 @@ def test_the_manifest_names_by_content_what_the_artifact_was_made_from(tmp_path)
     assert set(inputs) == {*tokens, "weights", "text", "settings"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("drafts", [True, False])
 def test_a_draft_model_is_a_part_of_the_artifact_if_a_plan_needs_it(tmp_path, drafts):
     small = Build(tmp_path / "small", method="dense", spec=tiny_spec(num_hidden_layers=2), budget_share=2.0)

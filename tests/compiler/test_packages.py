@@ -65,6 +65,7 @@ def source(**changes: object) -> Packages:
     return known.model_copy(update=changes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tool", ["pip", "uv"])
 def test_parts_are_joined(index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tool: str) -> None:
     if tool == "uv":

@@ -204,6 +204,7 @@ def share_of(tmp_path: Path, active: list[np.ndarray], config: PlaceConfig, cach
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("make", "cache", "share"), [(steady, "lru", 1.0), (bursty, "lru", 0.0), (bursty, "lfu", 0.0)])
 def test_what_is_pinned_follows_how_units_recur(
     tmp_path: Path, make: Callable[..., np.ndarray], cache: str, share: float

@@ -63,6 +63,7 @@ SHAPES = st.fixed_dictionaries(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     shape=SHAPES,

@@ -223,6 +223,7 @@ def test_a_layer_that_uses_all_its_units_gets_no_predictor(setting: Setting) -> 
     assert setting.run("nothing", 1, ranks=(8, 0, 8)).layers == ()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("format_name", ["fp16", "int8_group32"])
 def test_chunks_and_threads_do_not_change_a_byte(setting: Setting, format_name: FormatName) -> None:
     whole = setting.run(f"whole-{format_name}", 0, 1, 2, format_name=format_name)

@@ -336,6 +336,7 @@ def test_relufication_needs_what_distillation_does(tmp_path: Path) -> None:
         assert counted(adapted)["relufy"] < counted(other)["relufy"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stage", STAGES)
 def test_every_stage_counts_for_itself(stage: str, model: Model) -> None:
     """With every stage in the build: the rules ask each of them, and a longer text or a larger job never needs less."""

@@ -30,6 +30,7 @@ def quantized(tmp_path, model, method="topk", format_name="fp16", layers=(0, 1),
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gated", [True, False])
 @pytest.mark.parametrize("format_name", names("coldpress.runtime.quantization"))
 @pytest.mark.parametrize("method", METHODS)
@@ -111,6 +112,7 @@ def test_blocks_and_chunks_change_no_byte(tmp_path, monkeypatch):
     assert found == {layer.layer: layer.arrays.sha256 for layer in whole.layers}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("format_name", names("coldpress.runtime.quantization"))
 def test_resident_tensors_are_all_there_in_their_formats(tmp_path, method, format_name):

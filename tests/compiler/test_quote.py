@@ -95,6 +95,7 @@ def test_a_quote_says_that_drafts_are_not_in_its_figures(
     }
 
 
+@pytest.mark.slow
 def test_a_model_is_quoted_by_config_json_alone(capsys: pytest.CaptureFixture[str], config_alone: Path) -> None:
     found = quoted(capsys, config_alone, "--dram-budget", "60%")
     assert (found["source"], found["basis"], found["context_length"]) == ("config", "same kind of model", 256)
@@ -277,6 +278,7 @@ def test_formats_by_layer_have_the_bits_of_a_measured_mix(bits: float) -> None:
     assert real.losses(spec.model_copy(update={"intermediate_size": 11_009})) == {"formats": known.formats, "heads": ()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("keys", "taken"),
     [
@@ -340,6 +342,7 @@ def test_several_devices_are_quoted_in_the_order_given(capsys: pytest.CaptureFix
     assert devices[0]["figures"]["tokens_per_s"] != devices[1]["figures"]["tokens_per_s"]
 
 
+@pytest.mark.slow
 def test_people_get_a_table_with_units(capsys: pytest.CaptureFixture[str], config_alone: Path) -> None:
     assert main(["quote", str(config_alone), "--device", "pixel6", "--dram-budget", "60%"]) == 0
     text = capsys.readouterr().out
@@ -452,6 +455,7 @@ def records_of(folder: Path) -> tuple[Model, AllocationInputs]:
     return model, AllocationInputs(model, activations, device_of(), Workspace(folder / "work", "test"), None, 1, curves)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cache", ["static", "lfu"])
 def test_figures_of_single_tokens_have_the_mean_that_the_search_saw(tmp_path: Path, cache: str) -> None:
     _, inputs = records_of(tmp_path)

@@ -88,6 +88,7 @@ def test_each_budget_is_quoted_as_the_build_of_all_takes_it(
         assert quote.choice.reason == decision.tried[0].reason
 
 
+@pytest.mark.slow
 def test_a_budget_alone_may_take_what_the_build_of_all_does_not(source: QuoteSource) -> None:
     """Where all fits, int8 is the faster one, and plans share one image."""
     on = device(latency_s=1e-6)
@@ -141,6 +142,7 @@ def told(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
     return out
 
 
+@pytest.mark.slow
 def test_an_artifact_is_quoted_for_several_budgets(capsys: pytest.CaptureFixture[str], artifact: Path) -> None:
     asked = (artifact, "--device", "pixel6", "--dram-budget", "90%,100%")
     found = json.loads(told(capsys, *asked, "--json"))["devices"]

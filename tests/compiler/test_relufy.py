@@ -50,6 +50,7 @@ def zeros(model: Model) -> float:
     return float(np.mean(seen))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "activation"),
     [("llama", "relu"), ("phi3", "relu2"), ("opt", "relu"), ("gemma2", "relu"), ("falcon", "relu")],
@@ -68,6 +69,7 @@ def test_transformers_loads_what_is_written(kind: str, activation: str, tmp_path
     assert again.spec == found.spec
 
 
+@pytest.mark.slow
 def test_fatrelu_is_zero_below_its_threshold(tmp_path: Path) -> None:
     """By hand, on transformers' own modules; and a folder that says so is understood."""
     config = QUICK.model_copy(update={"relufy": "fatrelu", "relufy_steps": 1})
@@ -99,6 +101,7 @@ def test_the_runtime_has_the_threshold(tmp_path: Path) -> None:
     assert np.abs(logits[0] - logits[1]).max() > 100 * found.median * np.abs(logits[0]).max()
 
 
+@pytest.mark.slow
 def test_it_comes_closer_and_a_penalty_makes_more_of_it_zero(tmp_path: Path) -> None:
     source = model_at(tmp_path)
     config = QUICK.model_copy(update={"relufy_steps": 20, "relufy_rate": 2e-3})

@@ -552,6 +552,7 @@ def test_reads_are_drawn_by_length(build, tmp_path):
     assert "Read lengths" not in report(build, tmp_path, verification=none)[1]
 
 
+@pytest.mark.slow
 def test_the_page_says_what_made_the_artifact(build, tmp_path):
     package = build.package().model_copy(update={"provenance": PROVENANCE})
     metrics, html = report(build, tmp_path, package=package)

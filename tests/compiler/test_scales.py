@@ -32,6 +32,7 @@ def lost(values: np.ndarray, scale: float, prices: np.ndarray, levels: Sequence[
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("format_name", list(LEVELS))
 def test_scales_are_nearly_the_best_of_all(format_name):
     values, prices = groups(6)

@@ -205,6 +205,7 @@ def importing(folder: str) -> dict[str, set[str]]:
     return found
 
 
+@pytest.mark.slow
 def test_the_compiler_counts_seconds_in_one_place_and_no_benchmark_adds_memory_to_flash() -> None:
     """Beside the one model: the dense run and `order`, which tests hold to it; the evaluation, which has the
     requests of many tokens at once; what one unit costs in the integer program of `place`; what a profile shows of

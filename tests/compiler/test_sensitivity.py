@@ -101,6 +101,7 @@ def _watched_experts(layer: int, block: Any, seen: dict[str, list[tuple[Any, Any
     block.gate.forward = lambda x: tuple(part.detach() for part in router(x))
 
 
+@pytest.mark.slow
 def test_gradients_of_experts_are_those_of_the_whole_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = source_of(tmp_path, "mixtral", relu=False, layers=LAYERS)
     model, tokens = source.model, np.random.default_rng(1).integers(0, source.model.spec.vocab_size, (3, BLOCK_TOKENS))
@@ -127,6 +128,7 @@ def test_gradients_of_experts_are_those_of_the_whole_model(tmp_path: Path, monke
             np.testing.assert_allclose(share, products.sum(axis=0) / products.sum(), rtol=2e-3, atol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("architecture", names("coldpress.compiler.architectures"))
 def test_every_matrix_has_one(architecture: str, tmp_path: Path) -> None:
     """All matrices of a dense model, and in each layer of a mixture some experts'."""

@@ -89,6 +89,7 @@ def rendered(folder: Path) -> str:
     return Rendering(replace(read_template(folder), is_prompt=True)).render(chat)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_ids_and_chats_are_those_of_transformers(tmp_path: Path, case: str) -> None:
     from transformers import AutoTokenizer

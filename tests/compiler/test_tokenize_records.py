@@ -192,6 +192,7 @@ def refusal_of(tmp_path: Path, names: list[str]) -> str:
     return refusal(tmp_path / "b.parquet")
 
 
+@pytest.mark.slow
 def test_a_small_parquet_file_cannot_take_all_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """4 kB of file, 256 rows of 16 MB; and one row, a list of as many."""
     import pyarrow

@@ -80,6 +80,7 @@ def torn_states(
     return found, torn.tree(out_of(build))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["nothing stands", "exchange", "two renames"])
 def test_a_torn_package_is_the_old_artifact_or_the_new(builds, artifacts, monkeypatch, way):
     (_, new), (old_files, new_files) = builds, artifacts

@@ -69,6 +69,7 @@ def _no_process_of_its_own(monkeypatch):
     monkeypatch.setattr("coldpress.compiler.stages.verify.process_bytes", lambda _: 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cache", ["lru", "lfu", "static"])
 def test_a_dense_fp16_artifact_is_its_source(tmp_path, cache):
     build = Build(tmp_path, method="dense", format_name="fp16", spec=SPEC, cache=cache, budget_share=0.3)
@@ -326,6 +327,7 @@ def test_a_choice_that_sees_what_is_in_dram_is_made_token_by_token(tmp_path):
     assert found.simulated_equals_real
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("threads", [1, 3])
 def test_runs_side_by_side_begin_with_a_cache_that_the_text_before_has_filled(tmp_path, monkeypatch, threads):
     """The figures are those of a session for each run, whatever the number of cores; blocks keep their order."""
@@ -568,6 +570,7 @@ def test_a_file_that_the_manifest_does_not_list_is_refused(tmp_path):
         run(CONFIG, build.model, build.model, build.corpus, package)
 
 
+@pytest.mark.slow
 def test_a_published_artifact_is_verified_where_it_stands(tmp_path):
     build = Build(tmp_path, spec=SPEC)
     package = build.package()

@@ -50,6 +50,7 @@ def check(build, found, name):
     assert sum(found.accepted) + len(found.accepted) == count - 1, "all tokens but the first"
 
 
+@pytest.mark.slow
 def test_drafts_are_counted_pass_by_pass(lookup):
     found = run(VerifyConfig(test_tokens=32), lookup.model, lookup.model, lookup.corpus, lookup.package())
     assert len(found.drafts) == 1

@@ -334,6 +334,7 @@ def of_class(kind: str) -> Any:
     return AutoConfig.for_model(kind, **sizes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [kind for kind in ARCHITECTURES if kind != "bamboo"])
 def test_checkpoints_that_transformers_writes_itself(tmp_path: Path, kind: str) -> None:
     """Its configuration has keys and spellings of its own; logits, and the shapes that a quote reads, are the same."""
@@ -394,6 +395,7 @@ def test_other_names_of_keys_are_those_of_the_class(kind: str) -> None:
             checked_config({**spelled, key: value, other: value + 1})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [kind for kind in ARCHITECTURES if kind != "bamboo"])
 def test_nulls_and_missing_keys_give_a_quote_what_they_give_a_build(kind: str) -> None:
     raw = json.loads(json.dumps(of_class(kind).to_dict(), default=str))
@@ -450,6 +452,7 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return Case(tmp_path_factory.mktemp("case"), *request.param)
 
 
+@pytest.mark.slow
 def test_logits_equal_those_of_transformers(case: Case) -> None:
     """The streamed pass sees our re-serialised config and roles; transformers reads the checkpoint by itself."""
     import torch
@@ -498,6 +501,7 @@ def test_decoded_tokens_and_logits_equal_those_of_transformers(case: Case) -> No
             assert np.array_equal(found[clear].argmax(axis=1), expected[clear].argmax(axis=1))
 
 
+@pytest.mark.slow
 def test_without_rounding_of_keys_and_values_nothing_differs_from_transformers(
     case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -556,6 +560,7 @@ def test_frequencies_equal_those_of_transformers(case: Case) -> None:
             assert case.spec.rotary_scaling == getattr(module, f"{prefixes[kind]}attention_scaling")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [kind for kind in ARCHITECTURES if kind not in MIXTURES])
 def test_hooks_see_the_parts_of_the_mlp(kind: str, tmp_path: Path) -> None:
     """What the hooks get, put through the MLP by hand with the roles' own weights, gives what the layer adds."""
@@ -643,6 +648,7 @@ def test_hooks_see_the_parts_of_every_expert(tmp_path: Path) -> None:
     assert np.abs(expected).max() > 0.01
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ARCHITECTURES)
 def test_an_activation_that_is_not_named_is_that_of_transformers(kind: str, tmp_path: Path) -> None:
     """The DAG, which does without transformers, knows of exact zeros what the record of `ingest` says."""
@@ -674,6 +680,7 @@ def test_longrope_keeps_to_the_original_context(tmp_path: Path) -> None:
     assert json.loads(Path(model.folder, "config.json").read_text())["max_position_embeddings"] == 256
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spelling", ["rope_parameters", "rope_scaling"])
 def test_with_long_factors_a_text_beyond_the_original_context_is_that_of_transformers(
     tmp_path: Path, spelling: str

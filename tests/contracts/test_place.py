@@ -90,6 +90,7 @@ def as_printed(problem: Problem) -> int:
     return optimum(layers, problem.dram_bytes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_the_printed_program_has_the_same_optimum(seed: int) -> None:
     """10 layers of 1,700 units with skews of their own, half of them worth a synchronization only as a whole."""

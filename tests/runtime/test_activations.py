@@ -18,6 +18,7 @@ def decoded(path, activations: str) -> np.ndarray:
         return np.stack([session.decoder.decode(token) for token in TOKENS])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fixture", ["predictor_artifact", "topk_artifact"])
 def test_rounding_changes_logits_by_as_much_as_its_bits_say(fixture, request):
     path = request.getfixturevalue(fixture).path

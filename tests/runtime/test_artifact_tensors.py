@@ -98,6 +98,7 @@ def test_a_tensor_of_another_shape_or_type_is_refused(path):
     refuse(path, errors.TensorFileError, "'norm.weight'", "float32 [8, 8]", "float32 [64]")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("entry", "value"), [(0, -1.0), (2, -1.0), (3, 5.0), (3, -0.5)])
 def test_what_a_selector_keeps_out_of_its_bounds_is_refused(tmp_path, entry, value):
     spec = small_spec(num_hidden_layers=2, intermediate_size=64)

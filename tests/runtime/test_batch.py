@@ -311,6 +311,7 @@ def test_a_stream_of_sequences_that_is_given_up_leaves_the_session_as_it_was(tmp
     assert session.plan == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("method", "quantization"), [("relu", "fp16"), ("topk", "int4_group32"), ("dip", "fp16")])
 def test_prompts_share_a_pass_over_flash_up_to_its_chunk(tmp_path, monkeypatch, method, quantization):
     """Each has the logits that it has alone, to the bit, also rounded activations and where it takes two passes."""

@@ -150,6 +150,7 @@ def test_a_batch_that_is_left_ends_its_drafts(artifacts):
         session.generate(PROMPTS[0], 4)
 
 
+@pytest.mark.slow
 def test_a_sequence_that_the_draft_model_has_no_room_for_runs_without(tmp_path):
     path = dense(tmp_path / "a", 11)
     short = dense(tmp_path / "small", 2, seed=1, intermediate_size=96)  # a KV cache for 64 tokens
@@ -209,6 +210,7 @@ def test_logits_are_told_with_the_tokens_that_were_chosen_from_them(artifacts):
         assert calls == [each for pair in expected for each in (pair, pair[1])]
 
 
+@pytest.mark.slow
 def test_a_plan_that_drafts_repeats_does_so_in_a_batch(tmp_path):
     path = dense(tmp_path / "a", 11)
     change_manifest(path, lambda manifest: manifest["plans"][0].update(draft="lookup", draft_tokens=4))

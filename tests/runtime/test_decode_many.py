@@ -74,6 +74,7 @@ def test_where_units_have_to_be_read_they_have_them_up_to_rounding(method, quant
     assert_close(together(session, 1, 5, 2), expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "spec"),
     [
@@ -147,6 +148,7 @@ def test_tokens_taken_back_leave_nothing_behind(tmp_path):
         session.decoder.roll_back(13)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("experts", [1, 4])
 @pytest.mark.parametrize("method", SEEING)
 def test_where_what_is_in_memory_never_changes_each_token_uses_its_own_units(method, experts, tmp_path):
@@ -169,6 +171,7 @@ def test_where_what_is_in_memory_never_changes_each_token_uses_its_own_units(met
     assert any(ids.size < together.size for ids, together in zip(own[parts:], shared[parts:], strict=False))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "options", "cache"),
     [

@@ -237,6 +237,7 @@ def draw(built, share, seed=7):
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SPARSE_CASES)
 @pytest.mark.parametrize("quantization", ["fp16", "int4_group32"])
 def test_a_subset_equals_the_masked_dense_model(name, quantization, tmp_path):
@@ -252,6 +253,7 @@ def test_a_subset_equals_the_masked_dense_model(name, quantization, tmp_path):
     assert np.abs(found - unmasked).max() > 10 * np.abs(found - expected).max()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SPARSE_CASES)
 @pytest.mark.parametrize("quantization", ["fp16", "int8_group32", "int4_group32"])
 def test_all_units_equal_the_dense_model(name, quantization, tmp_path):

@@ -49,6 +49,7 @@ def artifacts(tmp_path_factory):
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampling", [None, Sampling(temperature=1.2, seed=4), Sampling(repetition_penalty=1.3)])
 @pytest.mark.parametrize("name", ["own", "other"])
 def test_tokens_are_those_without_drafts(artifacts, name, sampling):

@@ -99,6 +99,7 @@ def test_a_token_asks_for_its_experts_alone(mixture, families):
     assert all(experts_of(recorder.events, family) == asked for family in families)
 
 
+@pytest.mark.slow
 def test_what_lies_where_changes_nothing(families, mixture, tmp_path):
     """The same weights in whole neurons, with no matrix of an expert in DRAM."""
     built = build_artifact(tmp_path / "a", replace(mixture.recipe, families=("neuron",)), mixture.weights)
@@ -199,6 +200,7 @@ def test_a_draft_that_is_taken_back_leaves_nothing(in_dram):
     np.testing.assert_array_equal(np.stack([decoder.decode(token) for token in TOKENS[2:]]), expected[2:])
 
 
+@pytest.mark.slow
 def test_prompts_together_have_the_logits_of_each_alone(mixture):
     random = np.random.default_rng(3)
     prompts = [random.integers(0, 96, length) for length in (1, 20, 7)]

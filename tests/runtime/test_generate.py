@@ -34,6 +34,7 @@ DECISIONS = (
 # Tokens
 
 
+@pytest.mark.slow
 def test_the_same_prompt_gives_the_same_tokens(relu_artifact):
     first = Session(relu_artifact.path).generate(PROMPT, 12)
     session = Session(relu_artifact.path)
@@ -162,6 +163,7 @@ def test_the_first_token_counts_from_the_given_start(relu_artifact):
 # Simulated flash
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["relu_artifact", "topk_artifact", "predictor_artifact"])
 def test_simulated_flash_decides_as_the_real_one(request, name, tmp_path):
     path = request.getfixturevalue(name).path

@@ -55,6 +55,7 @@ def test_fetch_and_stream_bring_the_layers_own_units(built, size, gap_bytes):
         assert sorted(seen) == list(range(len(codes)))
 
 
+@pytest.mark.slow
 def test_logits_and_tokens_do_not_depend_on_groups(built):
     sessions = {size: Session(artifact.path, activations="fp32") for size, artifact in built.items()}
     prefilled = {}
@@ -67,6 +68,7 @@ def test_logits_and_tokens_do_not_depend_on_groups(built):
         assert tokens[size] == tokens[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", GROUPS[1:])
 def test_a_simulation_makes_the_reads_of_the_real_run(built, size):
     recorder = Recorder()

@@ -60,6 +60,7 @@ def logits_of(session):
     return np.concatenate([prefilled, alone, session.decoder.decode_many(TOKENS[9:])])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("experts", [1, 4])
 @pytest.mark.parametrize("formats", [FINER, MATRICES, THREE])
 @pytest.mark.parametrize("families", ["neuron", "mlp_in+mlp_mid", "mlp_mid", "up_down"])
@@ -91,6 +92,7 @@ def test_a_selector_leaves_out_units_of_any_format(tmp_path, families, formats):
     np.testing.assert_allclose(logits_of(Session(sparse.path)), expected, rtol=0, atol=1e-5 * np.abs(expected).max())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("formats", [FINER, MATRICES])
 def test_units_that_are_read_give_the_tokens_of_those_in_dram(tmp_path, formats):
     spec = small_spec(num_hidden_layers=11, intermediate_size=512)
@@ -159,6 +161,7 @@ def test_the_budget_counts_each_layer_s_units(tmp_path, finer):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("extra_bytes", [0, 3_000, 20_000, 1_000_000])
 def test_another_budget_is_divided_by_each_layer_s_units(tmp_path, extra_bytes):
     built = mixed(tmp_path / "a")

@@ -28,6 +28,7 @@ def test_drafts_give_the_same_text_and_are_counted(capsys, artifact):
     assert re.search(rf"drafts accepted +{counted['accepted']} of {counted['drafted']} ", out)
 
 
+@pytest.mark.slow
 def test_the_draft_model_of_an_artifact_drafts_as_its_plan_says(capsys, tmp_path):
     spoken = speaking_artifact(tmp_path / "a", num_hidden_layers=11, intermediate_size=768).path
     add_draft_model(spoken, speaking_artifact(tmp_path / "draft", num_hidden_layers=2).path)

@@ -134,6 +134,7 @@ def test_a_chat_is_rendered_as_transformers_does(artifact, model):
     assert found == model.generate(ids, 6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("messages", "sentence"),
     [
@@ -154,6 +155,7 @@ PARTS = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
@@ -179,6 +181,7 @@ def test_a_template_that_drops_what_the_user_says_is_refused(tmp_path):
         found.render([{"role": "user", "content": "Hi"}])
 
 
+@pytest.mark.slow
 def test_a_template_that_reaches_for_the_interpreter_or_does_not_end(tmp_path, monkeypatch):
     reach = "{% set ns = namespace() %}{% set ns.__class__ = 1 %}"
     model = coldpress.load(speaking_artifact(tmp_path / "a", template=reach).path)

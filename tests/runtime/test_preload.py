@@ -92,6 +92,7 @@ def test_a_fetch_brings_its_units_whatever_was_preloaded(built, case, changes):
     store.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_tokens_logits_and_hits_are_those_without_it(built, case):
     found = {}
@@ -311,6 +312,7 @@ def test_nothing_is_under_way_into_memory_that_is_used_again(flaky, end):
             check_fetch(store, built, layer, "mlp_in", ids)
 
 
+@pytest.mark.slow
 def test_drafts_and_changes_of_budget_leave_the_text(built):
     """What a pass of several tokens preloads is for all of them; tokens that are taken back change nothing."""
     artifact = open_artifact(built["topk"].path)

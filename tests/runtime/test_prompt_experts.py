@@ -110,6 +110,7 @@ def test_every_unit_of_these_experts_arrives_once(mixture):
         assert sorted(seen) == ids.tolist()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scattered", [False, True])
 @pytest.mark.parametrize(
     ("method", "families"), [("dense", ("block",)), ("dense", ("mlp_in", "mlp_mid")), ("topk", ("mlp_in", "mlp_mid"))]
@@ -133,6 +134,7 @@ def test_bits_depend_on_nothing_but_the_prompt(tmp_path, method, families, scatt
     assert holding.store.counters.prefill_read_bytes == 0 < reading.store.counters.prefill_read_bytes
 
 
+@pytest.mark.slow
 def test_many_tokens_have_the_logits_of_one_after_the_other(mixture):
     tokens = tokens_of(FEW_TOKENS + 20)
     decoder = Session(mixture.path).decoder

@@ -45,6 +45,7 @@ def alone(capsys, artifact, number, *flags):
     return {name: found[name] for name in ("prompt_token_ids", "token_ids", "text", "stop")}
 
 
+@pytest.mark.slow
 def test_each_line_has_what_it_gives_alone(capsys, artifact, options):
     code, out, err = run(capsys, *options, "--temperature", 2, "--seed", 5)
     found = [json.loads(line) for line in out.splitlines()]
@@ -67,6 +68,7 @@ def test_how_many_go_on_at_once_changes_no_text(capsys, options, batch):
     assert run(capsys, *options, "--json", "--stop", stop, "--batch", batch) == (0, expected, "")
 
 
+@pytest.mark.slow
 def test_a_budget_that_holds_few_kv_caches_has_fewer_at_once(capsys, options, artifact):
     _, expected, _ = run(capsys, *options, "--json")
     budget = Session(artifact).plan.dram_budget_bytes - 40_000  # of 49,152 for units

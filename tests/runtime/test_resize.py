@@ -58,6 +58,7 @@ def test_tokens_stay_through_every_change(built):
     assert hit_rates[24] == max(hit_rates.values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cache", POLICIES)
 def test_units_stay_what_they_are_under_every_policy(built, cache):
     store = open_store(built, cache=cache)

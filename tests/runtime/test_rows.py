@@ -51,6 +51,7 @@ class RowReads(Observer):
         self.reads.append((facts.purpose, facts.ids.tolist()))
 
 
+@pytest.mark.slow
 def test_tokens_are_the_same_bit_for_bit(pair):
     found = []
     for built in pair:

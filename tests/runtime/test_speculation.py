@@ -56,6 +56,7 @@ def sessions(tmp_path_factory):
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["relu", "topk", "predictor"])
 @pytest.mark.parametrize("draft_tokens", [1, 4, 31])
 def test_tokens_are_those_without_drafts(sessions, name, draft_tokens):

@@ -51,6 +51,7 @@ def limited(data):
     return engine
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("parts", "use"),
     [
@@ -123,6 +124,7 @@ def test_after_a_text_that_ends_the_process_all_others_go_on(folder):
     assert there.encode("The map") == here.encode("The map")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("answers", "words"),
     [

@@ -151,6 +151,7 @@ def test_a_flash_that_contradicts_itself_is_refused_with_both_figures(points: An
         flash_with(*points)
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=50)
 @given(
     st.lists(st.tuples(st.integers(1, 2**53 - 1), st.floats(1, 1e15)), min_size=1, max_size=6, unique_by=lambda p: p[0])

@@ -198,6 +198,7 @@ def test_a_half_sent_request_takes_no_place(here):
     assert here.metrics()["sequences_total"] == before["sequences_total"] + 1
 
 
+@pytest.mark.slow
 def test_a_prompt_with_a_known_beginning_starts_warm_after_a_restart_too(artifact, model, tmp_path):
     """Whole chunks of 256 tokens are kept; the tokens are those of a cold prefill."""
     prompt = [(5 * place) % 300 + 3 for place in range(300)]

@@ -258,6 +258,15 @@ def built(workflow: Workflow, tmp_path_factory: pytest.TempPathFactory) -> Workf
 
 
 @pytest.fixture
+def forked_jobs(server: Server, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forks the jobs of builds that the test itself starts, as `coldpress build` does, from the server's process."""
+    folder = tmp_path_factory.mktemp("forked")
+    lines = "import sys", 'if "snakemake" in sys.orig_argv:', f"    sys.executable = {server.python()!r}", ""
+    (folder / "sitecustomize.py").write_text("\n".join(lines))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, (str(folder), os.environ.get("PYTHONPATH")))))
+
+
+@pytest.fixture
 def edited(tree: Path) -> Iterator[Path]:
     """Yields the copy of the checkout, and restores it after the test."""
     times = _times(tree)

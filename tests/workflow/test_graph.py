@@ -34,6 +34,7 @@ for config in json.loads(sys.argv[2]):
 """
 
 
+@pytest.mark.slow
 def test_every_stage_is_a_job(workflow: Workflow, tmp_path: Path) -> None:
     jobs = workflow.at(tmp_path).planned()
     assert set(jobs) == {*DEFAULT, "all", "device"}

@@ -142,6 +142,7 @@ def test_why_a_build_was_not_made_is_read_as_it_was_written() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked_jobs")
 def test_a_build_that_fails_stops_no_other_and_says_why(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

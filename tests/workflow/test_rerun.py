@@ -19,6 +19,7 @@ LIKE = (
 )
 
 
+@pytest.mark.slow
 def test_a_second_run_does_nothing(built: Workflow) -> None:
     assert built.planned() == {}
     done = built.run()
@@ -26,6 +27,7 @@ def test_a_second_run_does_nothing(built: Workflow) -> None:
     assert "Nothing to be done" in done.stdout + done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "reruns"),
     [

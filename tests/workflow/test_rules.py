@@ -305,6 +305,7 @@ def test_threads_are_those_that_snakemake_counts_on(jobs: dict[str, list[Planned
     assert preflight.facts["priority"] == "1", "it goes first"
 
 
+@pytest.mark.slow
 def test_every_rule_asks_for_memory_and_time(built: Workflow) -> None:
     """By its stage's own count, once the model is known; `--resources` limits what runs side by side."""
     done = built.run("--dry-run", "--forceall", "--printshellcmds")
