@@ -69,7 +69,7 @@ def run(flags: BuildFlags) -> int:
     if unknown := flags.more.keys() - known_keys().keys():
         from coldpress.compiler.workflow.keys import check_flags  # it imports all stages
 
-        check_flags(sorted(unknown), "coldpress build")
+        check_flags(sorted(unknown))
     config = {**flags.more, **({"locked": "true"} if flags.locked else {})}
     told = ["--cores", flags.cores, *(["--dry-run"] if flags.dry_run else [])]
     told += ["--workflow-profile", flags.profile] if flags.profile else []

@@ -1,7 +1,6 @@
 """Says what works on this machine: kernels, direct reads, io_uring, emulation, memory, disk, extras, the hub.
 
-Each line is `ok`, `limited` (something is slower or missing, nothing breaks) or `bad` (the runtime cannot work), with
-what to do. The exit code is 2 if a line is bad.
+Each line is `ok` or `limited` (something is slower or missing, nothing breaks), with what to do.
 """
 
 import importlib.util
@@ -19,7 +18,6 @@ from rich.console import Console
 from rich.table import Table
 
 from coldpress.runtime import _native
-from coldpress.runtime.cli.command_line import EXIT_BAD_INPUT
 from coldpress.runtime.cli.declaration import FILE, command, option, switch
 from coldpress.runtime.cli.emulation import MECHANISMS
 from coldpress.runtime.cli.emulation.disk import disk_of
@@ -48,7 +46,7 @@ SMALL_BYTES = 2 << 30
 @dataclass(frozen=True)
 class Diagnosis:
     name: str
-    state: Literal["ok", "limited", "bad"]
+    state: Literal["ok", "limited"]
     found: str
     remedy: str = ""
 
@@ -73,7 +71,7 @@ def run(flags: Doctor) -> int:
         for one in found:
             table.add_row(one.state, one.name, one.found + (f"\n-> {one.remedy}" if one.remedy else ""))
         Console(highlight=False, markup=False).print(table)
-    return EXIT_BAD_INPUT if any(one.state == "bad" for one in found) else 0
+    return 0
 
 
 def findings(folder: Path) -> Iterator[Diagnosis]:

@@ -57,7 +57,7 @@ def answer(question: "Question") -> Quote:
 
 
 def _keys(question: "Question") -> dict[str, str]:
-    check_flags(question.more, "coldpress build")
+    check_flags(question.more)
     budget = {} if question.dram_budget is None else {"dram_budget": question.dram_budget}
     return {**question.more, **budget}
 

@@ -213,13 +213,13 @@ def unknown_key(name: str, chosen: Mapping[str, tuple[str, ...]]) -> ColdpressEr
     return UnknownNameError("config key", name, {*config_keys(), *options})
 
 
-def check_flags(names: Iterable[str], command: str) -> None:
+def check_flags(names: Iterable[str]) -> None:
     """Refuses flags that are neither keys nor options of plug-ins, with a ColdpressError that names the nearest one."""
     for name in names:
         if name not in config_keys() and not owners_of(name):
             near = difflib.get_close_matches(name, config_keys(), n=1)
             meant = f" (did you mean {flag(near[0])}?)" if near else ""
-            raise ColdpressError(f"there is no flag '{flag(name)}'{meant}; see `{command} --help`")
+            raise ColdpressError(f"there is no flag '{flag(name)}'{meant}; see `coldpress build --help`")
 
 
 def _owner(record: type[Record], field: str) -> str:
