@@ -1,4 +1,4 @@
-"""Writes the documents about the keys of `--config`: schemas/json/config.schema.json and the README's table.
+"""Writes the documents about the keys of `--config`: schemas/json/config.schema.json and docs/reference/keys.md.
 
     python -m tools.key_documents [--fix] [--options]
 

@@ -1,6 +1,6 @@
 """Runs changed models over a text and compares them with the whole model, one file for each pass.
 
-Blocks of text are few; fewer than eight are cut into as many parts, over which errors are taken.
+A text of fewer than eight blocks is cut into at least eight parts, over which standard errors are taken.
 """
 
 import hashlib
@@ -77,7 +77,7 @@ class Passes:
         return replace(self, tokens=tokens, whole=torch.cat([self.whole, rest]), work=work, begun=self)
 
     def differences(self, title: str, hidden: Hidden, head: LayerStream | None = None) -> Differences:
-        """Returns what a pass measured, with the source's head or another; an interrupted run may have left it."""
+        """Returns a pass's measurements, which an interrupted run may have left; `head` None is the source's."""
         found = self._differences(title, hidden, head)
         self.steps.add()
         return found
@@ -120,8 +120,8 @@ class Passes:
     def at_once(
         self, asked: Sequence[tuple[Along, Options, Sequence[float]]], activations: Activations, *, in_cache: bool
     ) -> None:
-        """Measures selectors that leave units out, each at some densities, in one pass over the layers, and keeps what
-        `curve` then finds. Memory holds the hidden states of all."""
+        """Measures several selectors, each at some densities, in one pass over the layers, and saves the results for
+        `curve`. Holds the hidden states of all in memory."""
         running: dict[str, list[Variant]] = {}
         for along, options, at in asked:
             title = self._title(along, at, in_cache)
@@ -159,8 +159,8 @@ class Passes:
         return FormatLoss(**known, **self.loss(title, lambda tokens, _: rounded.last_hidden(tokens)))
 
     def head(self, name: FormatName) -> HeadLoss:
-        """Returns the loss of the head in a format: the whole model's hidden states are multiplied by it, and those of
-        rounded embeddings where they are tied to it."""
+        """Returns the loss of the head in a format: multiplies it with the whole model's hidden states, or, where the
+        embeddings are tied to it, with those from rounded embeddings."""
         head, title = RoundedHead(self.stream, name), f"head-{name}"
         if head.is_exact:
             self.steps.add()

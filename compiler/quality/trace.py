@@ -21,8 +21,8 @@ SHORT_BLOCK_TOKENS = 128
 TRACE = f"trace{PACKED}"
 SCORES: Signal = "router_scores"
 TRACE_BITS = 5
-"""Bits of a signal's mantissa that the trace keeps, of float16's ten: it is smaller by a third, and one chosen unit in
-300 is another one (docs/experiments/builds.md)."""
+"""Mantissa bits that the trace keeps of float16's ten: the file is a third smaller, and one chosen unit in 300 differs
+(docs/experiments/builds.md)."""
 
 
 def few_tokens(blocks: np.ndarray) -> np.ndarray:

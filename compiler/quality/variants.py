@@ -1,5 +1,5 @@
-"""Lists what is measured: of each selector densities, and sizes of DRAM for one whose choice depends on residency; of
-each way of routing strengths, equal in all layers, at the same sizes of DRAM."""
+"""Lists the measurements: formats; each selector at several densities, and several DRAM sizes if it sees residency;
+each routing at several strengths, equal in all layers, at the same DRAM sizes."""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -85,7 +85,7 @@ def why_not(method: Method) -> str | None:
 
 
 def asked(options: Mapping[Method, Options], spec: ModelSpec) -> tuple[dict[Method, str], list[Along]]:
-    """Returns why some candidates, which have `options`, are not measured, and the curves of the others."""
+    """Returns the reasons why some candidates (with their options) are not measured, and the others' curves."""
     reasons: dict[Method, str] = {}
     found: list[Along] = []
     for name, own in options.items():
@@ -100,15 +100,15 @@ def asked(options: Mapping[Method, Options], spec: ModelSpec) -> tuple[dict[Meth
 
 
 def layer_formats_of(model: Model) -> tuple[LayerFormats, ...]:
-    """Returns the formats whose loss is measured first in all layers, the largest first: those that are compared, and
-    those that a quantized file has its MLPs in; these alone where a dense run keeps them, which loses nothing."""
+    """Returns the formats of all layers that are measured first, the largest first: a quantized file's own MLP formats,
+    and compared ones up to their size. If a dense run keeps the file's own, which loses nothing, only those."""
     own = own_layers(model)
     return _up_to_own(model) if own is None else (own,)
 
 
 def smaller_formats_of(model: Model) -> tuple[LayerFormats, ...]:
-    """Returns the formats, the largest first, that take fewer bytes than those that a dense run keeps of a quantized
-    file: it gains by them only where the file's own do not fit in DRAM."""
+    """Returns the compared formats, the largest first, up to the size of a quantized file's own, which a dense run
+    keeps: others gain only where the file's own do not fit in DRAM."""
     own = own_layers(model)
     return () if own is None else tuple(one for one in _up_to_own(model) if one != own)
 
@@ -179,10 +179,10 @@ def variants(
     *,
     in_cache: bool = True,
 ) -> Iterator[Variant]:
-    """Yields a selector at each of some densities, which it can reach, with the arrays that it would have in the
-    artifact. Reads have the prices of `as_large`'s units, which may be larger than the model's; None: of the model's
-    own. A selector that sees residency chooses with a cache in the loop, or (`in_cache`) as if DRAM were empty, which
-    takes a fraction of the time and loses less."""
+    """Yields a selector at each of `densities`, which it must reach, with its arrays as in the artifact. Reads have the
+    prices of `as_large`'s units, which may be larger than the model's own (None). With `in_cache`, a selector that sees
+    residency chooses with a cache in the loop; without, as if DRAM were empty, which takes a fraction of the time and
+    loses less."""
     selector, held = _selector(along.method), along.resident_share
     own, spec = options_of(selector, options), model.spec
     families = selector.families(spec, own)

@@ -82,7 +82,7 @@ def _each(
 
 
 _SOURCES: list[QuoteSource] = []
-"""The model in a process of the pool: what a pool hands over cannot hold it."""
+"""The model, found once by each process of the pool, since tasks cannot carry it."""
 
 
 def _start(model: str, keys: Mapping[str, str], folder: Path) -> None:

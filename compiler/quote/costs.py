@@ -18,7 +18,7 @@ from coldpress.schemas.sparsity import Sparsity
 
 BYTES_PER_PARAMETER = 2
 WITHIN = 2.0
-"""Factor within which measured builds were of their estimates (docs/experiments/builds.md)."""
+"""Measured builds took 1 / WITHIN to WITHIN times their estimates (docs/experiments/builds.md)."""
 
 
 def build_costs(

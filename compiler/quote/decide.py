@@ -1,12 +1,12 @@
 """Quotes a model on one device: searches as `allocate` does, at the asked budget and at a few others.
 
-Where the user names the method, it alone is quoted, with the density that a build would give it.
+If the user names a method, only that is quoted, with the density that a build would give it.
 
-Of several budgets each gets the choice of one build of them all, since the plans of an artifact share flash.img.
+Several budgets are quoted as one build of them all, since the plans of an artifact share flash.img.
 
-Speeds are those of replayed tokens (compiler/seconds.py). The interval of tokens/s spans the 5th to the 95th percentile
-of single tokens, widened by the law's median misfit on the device's own points, by what whole tokens were off besides,
-and by SAME_KIND where curves and signals are those of another model.
+Speeds come from replayed tokens (compiler/seconds.py). The interval of tokens/s spans the 5th to the 95th percentile of
+single tokens, widened by the law's median misfit on the device's own points, by the further error seen on whole tokens,
+and by SAME_KIND if curves and signals come from another model.
 """
 
 import math
@@ -57,9 +57,9 @@ NUM_STEPS, FEW_STEPS = 6, 4
 FOLLOWED = 2
 """Selectors besides dense that are judged at other budgets than the asked one."""
 CLEARLY = 1.1
-"""Times the speed that make a larger budget worth naming."""
+"""Least speed-up for which a larger budget is named."""
 NEARLY = 0.9
-"""Share of the speed with the most DRAM that makes a budget the recommended one."""
+"""The recommended budget is the smallest one with this share of the speed with the most DRAM."""
 PROMPT_TOKENS = 128
 """Assumed prompt length if none is given: a question plus the chat template."""
 QUICK_CACHES = ("static", "lfu")
@@ -87,7 +87,7 @@ class Quoting:
         tell: Tell = lambda _: None,
         file: Path | None = None,
     ) -> None:
-        """Quotes on one device; commands name `file`, its profile, where that is none of profiles/devices. Raises
+        """Takes one device; printed commands name `file`, its profile, if it is not in profiles/devices. Raises
         ColdpressError if a setting is refused, two budgets are equal, or one exceeds the device's DRAM."""
         self._source, self._device, self._asked, self._tell = source, device, asked, tell
         self._named = device.name if file is None or file.parent == PROFILES else str(file)
@@ -160,7 +160,7 @@ class Quoting:
         return replace(space, methods=(method,), densities=lambda *_: (density,), streams_attention=(False,))
 
     def _least_bytes(self) -> int:
-        """The least DRAM that a candidate needs before it caches a unit: with one byte none fits, and each says it."""
+        """Returns the least DRAM that any candidate needs without cached units, as refusals of one byte state it."""
         nothing = self._searched(1, lambda space: replace(self._narrowed(space), caches=space.caches[:1]))
         needed = [one.needed_bytes for one in nothing.judged if one.needed_bytes is not None]
         needed += [one.needed_bytes for one in nothing.judge.refusals.values() if isinstance(one, OverBudgetError)]
@@ -233,7 +233,7 @@ class Quoting:
         }
 
     def _drafted(self) -> dict[str, Estimate]:
-        """Names the draft model, whose gain nobody knows before the two were compared; empty without one."""
+        """Returns a figure for the draft model, unknown until a build compares both models; empty without one."""
         named = self._source.given.get("draft_model")
         if named is None:
             return {}
@@ -328,8 +328,8 @@ class Quoting:
 
 
 def _quick(space: Space) -> Space:
-    """Returns the space with the least density of each selector, without selectors that choose while they see the
-    cache, and with two caches: the rest takes most of a search."""
+    """Narrows a space to what is quick to search: the lowest density of each selector, two caches, and no selector that
+    sees residency."""
 
     def sees(name: str) -> bool:
         return load("coldpress.runtime.sparsity", Selector, name).SEES_RESIDENCY

@@ -113,8 +113,8 @@ def products_of_chunk(device: DeviceProfile, num_tokens: float) -> Products:
 
 
 def _products_of_experts(setting: Setting, num_tokens: int, experts_used: float) -> Products:
-    """Returns the same for the units of experts, in products of one token with its experts: each expert that the chunk
-    uses multiplies its own tokens."""
+    """Returns `products_of_chunk` for units of experts, in products of one token with its experts; each expert that the
+    chunk uses multiplies only its own tokens."""
     times = experts_used / setting.model.spec.num_experts_per_tok
     return Products(*(times * count for count in products_of_chunk(setting.device, num_tokens / times)))
 

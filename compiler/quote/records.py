@@ -54,7 +54,7 @@ class DeviceQuote(Record):
     """True if the model fits; of several budgets of one build, if all of them do."""
     dram_budget_bytes: Count
     refusal: str | None = None
-    """Reason for which it, or the build of all budgets, does not fit."""
+    """Reason why it, or the build of all budgets, does not fit."""
     choice: QuotedChoice | None = None
     bound: Literal["flash", "computing", "DRAM"] | None = None
     """Part that takes most of a token's time; DRAM stands for computing, which the law counts by bytes."""
@@ -67,7 +67,7 @@ class DeviceQuote(Record):
     steps: tuple[Step, ...] = ()
     """All budgets that were tried, ascending; none where several were asked for."""
     tried: tuple[Tried, ...] = ()
-    """The best candidate of each selector, and why the others are none."""
+    """The best candidate of each selector; for selectors without one, the reason."""
 
 
 class Quote(Record):

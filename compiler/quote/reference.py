@@ -37,7 +37,7 @@ class SignalStatistics(Record):
     power: float = Field(ge=1)
     """Exponent p of f(z): the one with the signal's kurtosis, after each unit is divided by its root mean square."""
     correlation: float = Field(ge=0, lt=1)
-    """Correlation of one token's signal with the next token's, so divided."""
+    """Correlation between consecutive tokens of the signal, divided as for `power`."""
     density: Share
     """Share of values that are not zero."""
     bound_std: float = Field(ge=0)
@@ -72,13 +72,13 @@ class RealModel(Record):
     mix: MixLoss | None = None
 
     def losses(self, spec: ModelSpec) -> dict[str, tuple[Loss, ...]]:
-        """Returns the losses of formats, of layers and of the head, that a model of the same size may have. Formats by
-        matrix are unknown before a build: two formats, the larger one in the first layers, have as many bits."""
+        """Returns the expected losses of layers' and head formats, by field of `Curves`. Formats by matrix are unknown
+        before a build: two formats with as many bits stand for them, the larger in the first layers."""
         if self.mix is None or dense_family(spec) != BLOCKS or spec.is_mixture:
             return {"formats": self.formats, "heads": ()}
         known = self.mix.model_dump(exclude={"bits"})
         mixed = FormatLoss(format=_with_bits(self.mix.bits, spec), family=BLOCKS, **known)
-        # units of dense runs lose no more than those of others, which these were measured with
+        # measured with other selectors' units; those of dense runs lose no more
         blocks = (loss.model_copy(update={"family": BLOCKS}) for loss in self.formats)
         fitting = head_formats(spec)
         return {
@@ -123,7 +123,7 @@ def real_like(num_parameters: int) -> RealModel:
 
 
 def _with_bits(bits: float, spec: ModelSpec) -> tuple[FormatName, ...]:
-    """Returns formats of layers that have so many bits of a weight in the mean, or the nearest to it."""
+    """Returns two formats' mix over layers, of `bits` per weight in the mean, or the nearest to that."""
     fitting = sorted((name for name in formats_for(AUTO) if not misfit(name, spec)), key=bits_of)
     larger = next((name for name in fitting if bits_of(name) >= bits), fitting[-1])
     smaller = next((name for name in reversed(fitting) if bits_of(name) <= bits), fitting[0])

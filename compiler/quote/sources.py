@@ -1,9 +1,9 @@
-"""Finds what a quote stands on: a model's shapes, its quality curves, and signals of its tokens. No weight is read.
+"""Finds the inputs of a quote: a model's shapes, its quality curves, and signals of its tokens. No weight is read.
 
 An artifact carries curves.json and trace.safetensors.zst; a build folder has the records of `explore` and `calibrate`;
-of anything that `model=` takes only config.json is read. Then signals are drawn with the statistics of a small model of
-the same kind, and formats lose what they lose on a language model of that size; nobody knows what leaving out units
-would lose. Where there is no calibration, its statistics are counted in the trace.
+of any other `model=` only config.json is read. Without measured curves, signals are drawn with the statistics of a
+small model of the same kind, formats lose what they lose on a language model of that size, and the loss of leaving out
+units is unknown. Without a calibration its statistics are counted in the trace.
 """
 
 import sys
@@ -72,7 +72,7 @@ class QuoteSource:
 
 
 def find(named: str, keys: Mapping[str, str], folder: Path) -> QuoteSource:
-    """Finds what a quote of `named` stands on, and writes files that it needs into `folder`. Raises ColdpressError if
+    """Finds the inputs of a quote of `named`, and writes traces and statistics into `folder`. Raises ColdpressError if
     `named` is no artifact, no build folder and nothing that `model=` takes, or a key is refused, ArtifactError if it is
     damaged."""
     path = Path(named).expanduser()
@@ -90,7 +90,7 @@ def _resolved(model: str, keys: Mapping[str, str], known: ModelReference | None 
 
 def _settings(build: BuildConfig) -> dict[str, Any]:
     found = build.of_stage("allocate")
-    if found["dram_budget"] == build.device.dram_budget_bytes.value:  # of another device than the quoted ones
+    if found["dram_budget"] == build.device.dram_budget_bytes.value:  # not of a quoted device
         del found["dram_budget"]
     return found
 
@@ -210,9 +210,9 @@ def _guessed(
 
 
 def _borrowed(kind: Kind | None, real: RealModel, model: Model, folder: Path) -> Curves:
-    """Returns curves with a trace drawn with the kind's statistics, which is written into `folder`; None: for a dense
-    run alone. Formats lose what `real` lost; what leaving out units would lose is unknown: that differs from model to
-    model by more than any floor."""
+    """Returns curves of a model that was not measured, and writes a trace drawn with the kind's statistics into
+    `folder`; `kind` None allows dense runs only. Formats lose what `real` lost. The loss of leaving out units is
+    unknown: it differs among models by more than any floor."""
     spec, reason = model.spec, "what it would lose is unknown until a build measures it"
     having = layers_of(WHOLE_MLP, spec)
     layers = (having[len(having) // 2],)

@@ -26,7 +26,7 @@ class Shared(NamedTuple):
 
 @dataclass(frozen=True)
 class Candidate:
-    """One way to run a model, except what is settled once units are in order on flash."""
+    """One way to run a model, as far as it is chosen before units are ordered on flash."""
 
     method: Method
     format: Formats
@@ -47,13 +47,13 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Judged:
-    """Cost of a candidate, or the reason why it is none."""
+    """The cost of a candidate, or the reason why it is refused."""
 
     candidate: Candidate
     token_s: float = float("inf")
     """Modelled seconds of a decoded token; infinite for a candidate that is refused."""
     ppl_ratio: float | None = None
-    """The perplexity ratio to expect; None if nobody knows."""
+    """Expected perplexity over the source model's; None if unknown."""
     hit_rate: float | None = None
     """Share of the used units that were in DRAM; None where every token uses every unit."""
     dram_bytes: int = 0
@@ -61,13 +61,13 @@ class Judged:
     density: float = 1.0
     """Share of the MLP's weights that a token uses, as divided."""
     is_whole: bool = False
-    """True if every token uses every unit, in a mixture of the experts that the model itself would choose."""
+    """True if a token uses every unit; in a mixture, every unit of the experts that the model's router picks."""
     holds_everything: bool = False
     """True if all units fit in DRAM, so that nothing is read."""
     refusal: str | None = None
-    """None if it can be built."""
+    """Reason why the candidate cannot be built; None if it can."""
     needed_bytes: int | None = None
-    """DRAM that a refused candidate needs before it caches any unit; None if that was not the reason."""
+    """Least DRAM of a candidate that was refused for lack of it, before it caches any unit; None otherwise."""
     has_draft_model: bool = False
     """True if a draft model in the same DRAM makes it faster."""
 
@@ -90,8 +90,8 @@ class Space:
     routings: Callable[[Method, Formats], Sequence[SearchedRouting]] = lambda method, formats: ()
     """The routings of a selector in a format that keep the quality, the fastest first."""
     streams_attention: tuple[bool, ...] = (False,)
-    """Whether attention's matrices are read from flash, in the order in which a search asks: they stay in DRAM, or, if
-    nothing fits, a dense run streams them."""
+    """Whether a dense run reads attention's matrices from flash: values in the order in which a search tries them, the
+    second only if nothing fits with the first."""
     budget_density: float = 1.0
     """1 - sp with sp = 1 - M_max / S_m: the density whose active weights fit the budget (ActiveFlow 4.1)."""
 
@@ -99,15 +99,14 @@ class Space:
 @dataclass(frozen=True)
 class Goal:
     max_token_s: float | None = None
-    """Seconds of a token that are good enough, among which the best quality wins; None for the fewest seconds."""
+    """Seconds per token that are fast enough: the best quality within them wins. None: the fastest wins."""
 
     def best(self, judged: Sequence[Judged]) -> Judged | None:
         """Returns the best candidate that can be built; None if there is none.
 
         A dense run that holds everything in DRAM is best: nothing is read, and nothing is left out. Where no dense run
         is a candidate, the best quality with everything in DRAM is best. Otherwise a dense run is best unless another
-        candidate saves MARGIN of its time: a candidate whose keys and values, or whose head, are not in the default
-        format, too.
+        candidate saves MARGIN of its time. A KV cache or a head in another format than the default must save as much.
         """
         built = [one for one in judged if one.refusal is None]
         if not built:

@@ -1,18 +1,18 @@
 """Judges each selector in each format at its lowest density, and follows the best few through caches and densities.
 
-Of one selector and format the lowest density that keeps the quality is nearly always the fastest, and with units pinned
-alone (the cache `static`, or the only one allowed) its seconds rank it well: an adaptive cache changes seconds by tens
-of percent, a format or selector by factors. Where the goal is quality at a given speed, the best few are judged at
-higher densities, too; there they are also judged for the front of quality and speed that the record keeps.
+For one selector and format, the lowest density that keeps the quality is nearly always the fastest. Its seconds under
+the cache `static` (or the only one allowed) rank it well: an adaptive cache changes seconds by tens of percent, a
+format or selector by factors. Where the goal is quality at a given speed, the best few are judged at higher densities,
+too; there they are also judged for the front of quality and speed that the record keeps.
 
-Routers that prefer experts in DRAM save some of a run's reads; so of a mixture's candidates the best few are judged
-with each strength that keeps the quality.
+Routers that prefer experts in DRAM save reads, so the best few candidates of a mixture are also judged with each
+routing strength that keeps the quality.
 
 The formats of keys and values and of the head only change how much DRAM remains for units, and how fast they are
 themselves. So every candidate starts with the default ones, or with the next smaller ones if nothing fits. The dense
-runs and the fastest other candidate are then judged with each. If nothing fits whatever they are, dense runs read
-attention's matrices from flash, too: every byte that a token needs is then read as often, whichever it is, so that this
-is never faster where the rest fits.
+runs and the fastest other candidate are then judged with each. If still nothing fits, dense runs read attention's
+matrices from flash, too. That is never faster where attention fits in DRAM: a dense run uses every byte equally often,
+so it does not matter which bytes DRAM holds.
 """
 
 from collections.abc import Iterator
@@ -26,7 +26,7 @@ from coldpress.schemas.families import Formats
 WIDTH = 4
 """Candidates that are followed."""
 HOPELESS = 3.0
-"""Times the seconds of the best one: a slower candidate is not followed, since no cache wins that back."""
+"""A candidate slower than this many times the best is not followed: no cache makes up for that."""
 FIRST_CACHE = "static"
 """The cache that candidates are ranked under: it costs the least to replay."""
 
@@ -48,7 +48,7 @@ def judged(space: Space, judge: Judge, goal: Goal) -> list[Judged]:
     built = sorted((one for one in begun if one.refusal is None), key=lambda one: one.token_s)
     hopeful = [one for one in built if one.hit_rate is not None and one.token_s <= HOPELESS * built[0].token_s]
     best = hopeful[:WIDTH]
-    best += [one for one in hopeful if one.is_whole and one not in best][:1]  # a mixture's, which may be routed
+    best += [one for one in hopeful if one.is_whole and one not in best][:1]  # the dense run of a mixture, for routing
     followed = [
         judge(replace(one.candidate, cache=cache))
         for one in best
@@ -79,8 +79,8 @@ def judged(space: Space, judge: Judge, goal: Goal) -> list[Judged]:
 
 
 def _with_each_head(space: Space, candidate: Candidate) -> Iterator[tuple[Formats, float | None]]:
-    """Yields a candidate's formats and density, then its formats with each smaller head, whose loss leaves less to
-    densities, and the lowest density that keeps the quality."""
+    """Yields a candidate's formats and density, then its formats with each smaller head and the lowest density that
+    still keeps the quality beside the head's loss."""
     yield candidate.format, candidate.density
     for formats in space.heads(candidate.format):
         for density in space.densities(candidate.method, formats)[:1]:

@@ -1,9 +1,9 @@
 """Chooses the settings of each DRAM budget of a build whose method is open; a quote asks the same search.
 
-One budget is one search (judge.py). Several share flash.img, and so selector, format, families, layer groups, and the
-format of keys and values; densities and caches are their own. Each is searched alone. Then every selector and formats
-that are best under one of them, or as a dense run, are searched under all. The build takes those whose worst budget
-comes closest to that budget's own best, among those that are slower than a dense run under no budget.
+Each budget is searched alone first (judge.py). Plans of several budgets share flash.img, and so the selector, formats,
+families, layer groups and KV-cache format; density and cache may differ. So the settings that were best under one
+budget, or were its fastest dense run, are then searched under all. The build takes those whose worst budget comes
+closest to that budget's own best. Settings that are slower than a dense run under any budget are taken only if all are.
 """
 
 import logging
@@ -73,7 +73,7 @@ def _choice(found: Searched) -> BudgetChoice:
 
 
 def _shared(alone: Sequence[Searched]) -> list[Searched]:
-    """Takes of equally good choices the best under the smallest budget."""
+    """Chooses the shared settings; among equals, those that are best under the smallest budget."""
     best = [one for found in reversed(alone) for one in (found.best, found.dense) if one is not None]
     kinds = dict.fromkeys(one.candidate.shared for one in best)
     within = [[of_shared(found, shared) for found in alone] for shared in kinds]
@@ -96,7 +96,7 @@ def of_shared(found: Searched, shared: Shared) -> Searched:
 
 
 def _is_slower_than_dense(one: Searched, alone: Searched) -> bool:
-    """Tells whether a budget's best is refused, or clearly slower than a dense run and than is enough."""
+    """Tells whether a budget has no candidate, or its best is clearly slower than a dense run and not fast enough."""
     if one.best is None:
         return True
     dense_s = one.best.token_s if alone.dense is None else alone.dense.token_s
@@ -110,7 +110,7 @@ def _worst(searches: Sequence[Searched], alone: Sequence[Searched]) -> tuple[flo
 
 
 def _ratios(one: Judged | None, own: Judged | None, goal: Goal) -> tuple[float, float]:
-    """Returns ratios of seconds and of perplexity; being faster than is enough is no gain."""
+    """Returns the ratios to the budget's own best, of seconds and perplexity; more speed than asked for is no gain."""
     assert own is not None
     if one is None:
         return float("inf"), float("inf")

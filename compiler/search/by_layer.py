@@ -48,8 +48,8 @@ def _saved_per_byte(options: LayerOptions, now: int, larger: int) -> float:
 
 
 def first_that_meets(meets: Callable[[int], bool], length: int, start: int) -> int:
-    """Returns the first of `length` ascending places that meets the condition, if all later ones do, too; else the
-    last. Searches from `start` in doubling steps up or down, then by bisection."""
+    """Returns the first of `length` places that meets the condition, which all later ones then must meet; the last if
+    none does. Searches from `start` in doubling steps up or down, then by bisection."""
     meets = functools.cache(meets)
     low, high, step = -1, length - 1, 1
     place = start
@@ -65,5 +65,5 @@ def first_that_meets(meets: Callable[[int], bool], length: int, start: int) -> i
 
 
 def scaled_effects(smallest: float, errors: Sequence[float]) -> tuple[float, ...]:
-    """Scales a layer's effects from that of the smallest size, as the errors of its output."""
+    """Estimates a layer's effect at each size: that of the smallest size, in proportion to the output's errors."""
     return tuple(smallest * error / errors[0] if errors[0] else 0.0 for error in errors)

@@ -1,5 +1,5 @@
-"""Asks the rule that `density_allocation` names. Only rules that measure losses run the model: on the first calibration
-blocks, with validation blocks to decide."""
+"""Divides a density among families and layers by the rule that `density_allocation` names. Only rules that measure
+losses run the model, on the first blocks of the calibration and validation texts."""
 
 import functools
 import json
@@ -61,9 +61,9 @@ class MeasuredLosses:
         validation: np.ndarray,
         work: Workspace,
     ) -> None:
-        """Takes Kullback-Leibler divergences of next-token distributions in nats per token
-        (compiler/stages/verify/divergence.py measures the artifact's). Runs nothing yet. Blocks of tokens are int
-        [num_blocks, T]: `calibration` for `of`, `validation` for `on_validation`."""
+        """Prepares to measure Kullback-Leibler divergences of next-token distributions, in nats per token; runs nothing
+        yet (compiler/stages/verify/divergence.py measures the artifact's). `calibration` is the text of `of`,
+        `validation` that of `on_validation`: int [num_blocks, T]."""
         self._stream, self._selector, self._fit, self._work = stream, selector, fit, work
         self._calibration, self._validation = _Text("calibration", calibration), _Text("validation", validation)
 
@@ -75,7 +75,7 @@ class MeasuredLosses:
         return self._answered(self._validation, [shares])[0]
 
     def _answered(self, text: _Text, variants: Sequence[Shares]) -> list[float]:
-        """Returns divergences, saved under the question: a build's other budgets ask others, in the same folder."""
+        """Returns divergences, and keeps them under a digest of the question: other budgets ask in the same folder."""
         question = (json.dumps(sorted([*key, share] for key, share in variant.items())) for variant in variants)
         key = f"losses-{digest(text.name, *question)[:16]}"
         kept = self._work.once(key, lambda: {"nats": self._measured(text, variants)})
@@ -156,10 +156,10 @@ def allocated(
     """Returns the density of every layer per family, at which a token uses `density` of the MLP's weights, and of
     attention's weights on flash. A density of 1 is not divided.
 
-    A rule divides the MLP's density among the MLP's families, then attention's among its own, each beside a whole rest
-    of the model. If the selector's own options divide the density, no rule overrides that choice. For a mixture of
-    experts, rules divide the units of a token's experts: `density` is a share of those, and the returned densities are
-    shares of all experts' units.
+    A rule divides the MLP's density among the MLP's families, then attention's among attention's, each while the rest
+    of the model uses all its units. If the selector's own options divide the density, no rule overrides that choice.
+    For a mixture of experts, rules divide the units of a token's experts: `density` is a share of those, and the
+    returned densities are shares of all experts' units.
 
     Raises:
         ColdpressError: if the selector cannot reach the density, or the rule needs something that is missing.

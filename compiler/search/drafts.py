@@ -1,4 +1,4 @@
-"""Compares a dense run that a draft model drafts for with one without drafts, in the same DRAM."""
+"""Compares dense runs with and without a draft model, in the same DRAM."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -20,7 +20,7 @@ from coldpress.schemas.sparsity import Sparsity
 
 class DraftSavings:
     def __init__(self, named: str | None, inputs: AllocationInputs) -> None:
-        """`named` is the key `draft`. Without a draft model in `inputs`, no run has drafts of one."""
+        """Takes the value of the key `draft`; without a draft model in `inputs`, `of` returns None."""
         self._named, self._inputs = named, inputs
         self._replays: Mapping[int, Replays] = {
             count: Replays(replace(inputs, device=in_pass(inputs.device, count)))
@@ -28,12 +28,12 @@ class DraftSavings:
         }
 
     def of(self, plain: Sparsity, token_s: float, divided: Callable[[], Sparsity]) -> tuple[Sparsity, float] | None:
-        """Returns a division of the budget with the draft model, and the seconds of its tokens, if it is asked for or
-        clearly faster.
+        """Returns the budget's division with the draft model, and its seconds per token; None unless it is clearly
+        faster or was asked for.
 
         Args:
-            plain: The division without it, whose tokens take `token_s` seconds.
-            divided: Divides the same budget with it.
+            plain: The division without the draft model, at `token_s` seconds per token.
+            divided: Divides the same budget with the draft model.
         """
         drafter = self._inputs.drafter
         if drafter is None or self._named not in (AUTO, MODEL) or not may_draft(plain, self._inputs.model.spec):

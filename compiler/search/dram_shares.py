@@ -169,8 +169,8 @@ def divided(
     densities: tuple[Densities, ...] | None = None,
     formats: Formats | None = None,
 ) -> Sparsity:
-    """Divides one budget with one method; `densities` are known already, or None. `formats` are those of layers and
-    matrices, where they are not all `config.format`, which is their coarsest."""
+    """Divides one budget for one method. `densities` None derives them. `formats` of layers and matrices may differ,
+    with `config.format` the coarsest; None gives all of them that format."""
     formats = by_layer(formats or keeping(inputs.model, config.format), inputs.model.spec.num_hidden_layers)
     model, device, spec = inputs.model, inputs.device, inputs.model.spec
     (dram_budget,) = asked_budgets_of(config, model, device, inputs.caches)
@@ -233,9 +233,9 @@ def _bookkeeping_bytes(
 def asked_budgets_of(
     config: AllocateConfig, model: Model, device: DeviceProfile, caches: Collection[CacheName] = ()
 ) -> dict[int, int | str]:
-    """Returns the DRAM budgets by their bytes, the largest first. A share stays text: it counts weights in the default
-    format while the format is open, and in its own format once a candidate has one; `caches` are those of the build
-    where `config` names a candidate's.
+    """Maps the bytes of each DRAM budget, the largest first, to the budget as it was written. A share such as `50%`
+    stays text, since its bytes depend on the format: the default one while the format is open, later the candidate's.
+    `caches`: all that the build may use, if `config` names only a candidate's.
 
     Raises:
         ColdpressError: if two of them are equal.

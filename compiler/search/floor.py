@@ -1,9 +1,8 @@
 """Reads quality curves: the lowest density at which a selector keeps the quality that is asked for.
 
 Measured ratios of perplexity scatter. A curve that never rises with density is fitted to them (isotonic regression,
-weighted by their errors), with no loss at a density of 1. Between two densities it is interpolated. A density, or a
-format, keeps the floor if its ratio does with one standard error added: the artifact is judged on other text at the
-end.
+weighted by their errors), with no loss at a density of 1. Between two densities it is interpolated. A density or format
+keeps the floor if its ratio plus one standard error does, since the artifact is finally judged on other text.
 """
 
 import math
@@ -42,7 +41,7 @@ STRENGTHS = 3
 """Strengths of a routing that a search compares: the largest that keeps the floor, and its halves, which lose less."""
 AnyCurve = TypeVar("AnyCurve", Curve, RoutingCurve)
 LEAST_ERROR = 1e-3
-"""Smallest error of a ratio that counts: a point of one lucky text would outweigh all others."""
+"""Least standard error in the weights of the fit: otherwise one lucky point would outweigh all others."""
 
 
 @dataclass(frozen=True)
@@ -51,8 +50,8 @@ class Floor:
     max_ppl_ratio: float
 
     def format_ratio(self, formats: Formats, method: Method = DENSE) -> float:
-        """Returns the perplexity ratio of formats as a method has them, all units used; at least 1, since a lucky
-        rounding is no credit. The losses of layers and head multiply, which `verify` checks."""
+        """Returns the perplexity ratio of formats in the slices of a method's units, all units used; at least 1, since
+        lucky rounding is no gain. It multiplies the losses of layers and head, which `verify` checks."""
         return math.prod(max(1.0, loss.ppl_ratio) for loss in self._losses(formats, method))
 
     def most_format_ratio(self, formats: Formats, method: Method = DENSE) -> float:
@@ -64,13 +63,13 @@ class Floor:
         return BLOCKS if is_whole and any(loss.family == BLOCKS for loss in self.curves.formats) else WHOLE_MLP
 
     def is_known(self, formats: Formats, method: Method) -> bool:
-        """Tells whether the loss of layers' formats was measured as a method has them, or of no format at all."""
+        """Tells whether layers' formats, or each of them, were measured in a method's slices, or no format was."""
         family = self.family(method)
         names = {loss.format for loss in self.curves.formats if loss.family == family}
         return not self.curves.formats or of_layers(formats) in names or names_in(of_layers(formats)) <= names
 
     def _losses(self, formats: Formats, method: Method) -> list[Loss]:
-        """Returns the losses of layers, of several formats the largest, and of the head, where they are known."""
+        """Returns the known losses of layers' formats (of an unmeasured mix, the worst format's) and of the head."""
         family, layers = self.family(method), of_layers(formats)
         known = [loss for loss in [self.curves.format_loss(layers, family)] if loss is not None]
         if not known:
@@ -83,8 +82,8 @@ class Floor:
         return [loss for loss in self.curves.heads if head is not None and loss.format == head.format]
 
     def with_heads(self, layers: Formats, spec: ModelSpec) -> list[Formats]:
-        """Returns formats of layers beside each format of the head that was measured, takes fewer bytes than the one
-        that goes with them, and keeps the floor; none where the floor is open."""
+        """Combines layers' formats with each measured head format that is smaller than the usual one and keeps the
+        floor; returns none without a floor."""
         most_bytes = tensor_bytes(spec.head_role, (spec.hidden_size,), layers)
         heads = [HeadFormat(role=spec.head_role, format=loss.format) for loss in self.curves.heads]
         found = [with_head(layers, head) for head in heads]
@@ -107,7 +106,7 @@ class Floor:
         return tuple(name for name in names if self.most_format_ratio(name) <= most)
 
     def least_density(self, method: Method, name: Formats, resident_share: float = 0.0) -> float | None:
-        """Returns the lowest density that keeps the floor, or None; `resident_share`: the units in DRAM, as a share."""
+        """Returns the lowest density that keeps the floor, or None; `resident_share`: share of the units in DRAM."""
         found = [
             least_density(curve, self.max_ppl_ratio / self.most_format_ratio(name, method))
             for curve in self._around(method, resident_share)
@@ -151,7 +150,7 @@ class Floor:
         return _nearest([curve for curve in self.curves.routings if curve.routing == name], resident_share)
 
     def why_unexplored(self, method: Method) -> str | None:
-        """Returns why a lossy selector has no curve, such as in curves of an older build; None where it needs none."""
+        """Returns why a selector has no curve, such as in an older build's record; None if it has one or needs none."""
         selector = load("coldpress.runtime.sparsity", Selector, method)
         if self.curves.of(method) or selector.EXACT or selector.NEEDS_PREDICTORS or selector.is_whole:
             return None
@@ -159,7 +158,7 @@ class Floor:
         return next(reasons, "these quality curves lack it; explore=whole measures it")
 
     def _around(self, method: Method, resident_share: float) -> tuple[Curve, ...]:
-        """Returns curves of the nearest resident shares; the worse one counts, since nothing is known between them."""
+        """Returns the curves at the nearest resident shares below and above; callers count the worse one."""
         return _nearest(self.curves.of(method), resident_share)
 
 

@@ -55,7 +55,7 @@ class BudgetJudge:
         self._known: dict[Candidate, Judged] = {}
         self._drafts = DraftSavings(config.draft, inputs)
         self.refusals: dict[Method, ColdpressError] = {}
-        """Selectors without any candidate, with the reason."""
+        """By selector, why candidates were refused: for lack of DRAM the least need, else the first reason."""
 
     @property
     def dram_budget_bytes(self) -> int:
@@ -144,8 +144,8 @@ class BudgetJudge:
             return ()
 
     def routings(self, method: Method, formats: Formats) -> Sequence[SearchedRouting]:
-        """Returns the routings of a selector in a format that keep the quality; see `Space`. None for a selector that
-        leaves out units of experts, and none for a build that drafts: drafts must not change what is in DRAM."""
+        """Returns the routings of a selector in a format that keep the quality; see `Space`. Empty for a selector that
+        leaves out units of experts, and for a build that drafts, since drafts must not change what is in DRAM."""
         config, spec = self._config, self._inputs.model.spec
         names = routings_for(config.routing, spec.is_mixture)
         is_whole = load("coldpress.runtime.sparsity", Selector, method).is_whole
@@ -154,20 +154,20 @@ class BudgetJudge:
         cache = caches_for(config.cache)[0]
         try:
             division = self._divided(Candidate(method, formats, None, cache, self.kv_caches[0]))
-        except ColdpressError:  # which the judgement of the plain candidate says
+        except ColdpressError:  # judging the plain candidate reports this
             return ()
         held = held_share(division, self._inputs.model)
         most_kld = math.inf if config.routing == AUTO else config.routing_kl
         return [one for name in names for one in self._floor.routings(name, formats, held, most_kld)]
 
     def up_to_all(self, method: Method, known: Sequence[float | None]) -> Sequence[float | None]:
-        """Returns the known densities of a selector, and a density of 1 where density is a choice: it keeps the
-        format's own quality, whatever a selector that sees residency loses with this much DRAM."""
+        """Adds a density of 1 to a selector's densities where density is a choice: it loses only what the format does,
+        however much a selector that sees residency loses with this much DRAM."""
         is_choice = self._config.density is None and self._floor.curves.of(method) and None not in known
         return (*known, 1.0) if is_choice else known
 
     def _refuse(self, method: Method, error: ColdpressError) -> None:
-        """Keeps the reason why a selector is none: the DRAM that it needs at least, or why it cannot be."""
+        """Keeps one reason per selector: of refusals for lack of DRAM the one that needs the least, else the first."""
         known = self.refusals.setdefault(method, error)
         if isinstance(error, OverBudgetError):
             needing = [one for one in (known, error) if isinstance(one, OverBudgetError)]
@@ -259,7 +259,7 @@ class BudgetJudge:
         if of_keys * ratio > floor.max_ppl_ratio >= ratio:
             raise ColdpressError(
                 f"keys and values in {kv_cache} take perplexity from {ratio:.3f} to {of_keys * ratio:.3f} times the "
-                f"source's, at most {floor.max_ppl_ratio:g} may be lost"
+                f"source's; the limit, max_ppl_ratio, is {floor.max_ppl_ratio:g}"
             )
         return of_keys * ratio
 
@@ -294,7 +294,7 @@ class Searched:
 
     @property
     def refusal(self) -> ColdpressError:
-        """The reason of the candidate that needs the least DRAM; of the first one, if DRAM is not what lacks."""
+        """The refusal that needs the least DRAM; the first refusal if none was for lack of DRAM."""
         needing = [one for one in self.judged if one.needed_bytes is not None]
         if not needing:
             return next(iter(self.judge.refusals.values()))
@@ -310,9 +310,8 @@ def searched(
     replays: Replays | None = None,
     search: Search = beam.judged,
 ) -> Searched:
-    """Judges the candidates of a build whose method is open, as `search` does, in the space that `narrowed` leaves;
-    raises DoesNotFitError if the device has less DRAM than the budget. Searches of several budgets share `replays`,
-    which hold the trace."""
+    """Searches one budget of a build whose method is open, in the space that `narrowed` leaves. Searches of several
+    budgets share `replays`, which hold the trace. Raises DoesNotFitError if the device has less DRAM."""
     asked_budgets_of(config, inputs.model, inputs.device)
     replays = replays or Replays(inputs)
     judge = BudgetJudge(config, inputs, floor, replays)

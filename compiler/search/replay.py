@@ -1,12 +1,11 @@
-"""Models the seconds of a division of the budget, before anything is placed, ordered or trained.
+"""Models the seconds per token of a divided budget, before units are placed or ordered and predictors are trained.
 
-Held-out tokens of a few layers run on the simulated device (compiler/seconds.py): calibration's where activity is
-known, else those of the trace of `explore`, from whose signals the selector chooses; a selector that sees residency
-chooses while the run goes on. Units lie in the model's own order. With the cache `static` DRAM holds the hottest units
+Held-out tokens of a few layers run on the simulated device (compiler/seconds.py). A selector with a quality curve
+chooses units from the signals in the trace of `explore`, during the run if it sees residency; for other selectors
+calibration has counted them. Units lie in the model's own order. With the cache `static` DRAM holds the hottest units
 that fit; another policy starts with these units and then decides, with nothing pinned. Placement and order can only
-make it faster. A predictor's extra units are drawn at random, and so are all units if there is no trace: the worst case
-for caches and orders. A dense run is known exactly (compiler/dense_run.py), but for a mixture's: the experts of its
-tokens are replayed, too.
+make it faster. A predictor's extra units are drawn at random, and so are units that nothing has counted: the worst case
+for caches and orders. A dense run needs no replay (compiler/dense_run.py), except for a mixture's experts.
 """
 
 import functools
@@ -61,7 +60,7 @@ WARM_TOKENS = 24
 """Tokens before each window that only fill an adaptive cache."""
 HELD_OUT_SHARE = 0.25
 KEPT_TEXTS = 16
-"""Choices whose units are in memory at once; each takes some megabytes for a 7B model."""
+"""Most choices of units to keep in memory; each takes some megabytes for a 7B model."""
 
 
 class Replayed(NamedTuple):
@@ -72,11 +71,11 @@ class Replayed(NamedTuple):
 
 @dataclass(frozen=True)
 class UsedUnits:
-    """The units of a family of a layer that the tokens of a text use."""
+    """The units that the tokens of a text use, of one family in one layer."""
 
     num_tokens: int
     ids: Mapping[int, np.ndarray]
-    """By number of the token, int32 ascending; only of the tokens that may be replayed."""
+    """Token number -> unit ids, int32 ascending; only tokens that may be replayed."""
     hot: np.ndarray
     """int32 [num_units]: all units, the most used before the held-out tokens first."""
 
@@ -113,7 +112,7 @@ class Replays:
         return Replayed(token_s, hit_rate)
 
     def tokens(self, sparsity: Sparsity, routing: SearchedRouting | None = None) -> list[seconds.TokenCost]:
-        """Returns the figures of each replayed token, whose means `of` returns; one stands for all of a dense run."""
+        """Returns each replayed token's cost, whose mean `of` returns; one token stands for all of a dense run."""
         run = self._dense(sparsity)
         if run is None:
             parts = [
@@ -161,7 +160,7 @@ class Replays:
         return setting, choose, windows, warm, fill
 
     def _router(self, routing: SearchedRouting) -> Choose:
-        """Returns the choice of a router that sees residency for the trace's tokens: all units of its experts."""
+        """Returns a chooser for the trace's tokens: all units of the experts that the routing picks."""
         way, router = load(PACKAGE, Routing, routing.routing), router_of(self._inputs.model.spec)
 
         def choose(key: Key, token: int, residency: Residency) -> np.ndarray:
@@ -231,7 +230,7 @@ class Replays:
         return found
 
     def _signal(self, key: Key) -> np.ndarray:
-        """Returns the trace's activity of a family, float32 [num_tokens, num_units]; of blocks the largest neuron's."""
+        """Returns the trace's activity of a family, float32 [num_tokens, num_units]; a block's is its largest."""
         (layer, family), spec = key, self._inputs.model.spec
         values = self._trace[f"{layer}.{activity_of(family, spec)}"].astype(np.float32)
         of_units = values.reshape(len(values), num_units(family, spec), -1)
@@ -245,11 +244,10 @@ class Replays:
 
 
 def in_one_format(sparsity: Sparsity, spec: ModelSpec) -> list[tuple[float, Sparsity]]:
-    """Returns a division as if all matrices had one format, for each of its formats, with the share of the matrices
-    that have it; DRAM holds as many units.
+    """Splits a division with several formats into one for each format, with the share of the matrices that have it;
+    DRAM holds the same share of the units.
 
-    The few layers that are replayed stand for all. Where formats differ they would stand for the wrong ones: instead
-    they are replayed in each format, and the figures are averaged.
+    The few replayed layers stand for all, but may not have typical formats: they are replayed in each, and averaged.
     """
     if len({*sparsity.layer_formats}) < 2:
         return [(1.0, sparsity)]

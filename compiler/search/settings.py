@@ -28,8 +28,6 @@ from coldpress.schemas.layout import KvCacheFormat
 class AllocateConfig(
     AllocationConfig, PassesConfig, MethodSetting, CacheSetting, DraftSetting, RoutingLimitSetting, QualitySetting
 ):
-    """Settings of `allocate`."""
-
     ONLY_FOR_AUTO: ClassVar = (
         "explore",
         "explore_tokens",
@@ -39,7 +37,7 @@ class AllocateConfig(
         "routing",
         "routing_kl",
     )
-    """Settings that only the choice of `auto` depends on."""
+    """Settings that matter only with method=auto."""
 
     format: Annotated[
         UnitFormat,
@@ -111,5 +109,5 @@ class AllocateConfig(
 
     @property
     def kv_cache_format(self) -> KvCacheFormat:
-        """The format of keys and values; while it is open, the one in which a budget in percent counts."""
+        """The KV-cache format; while it is open, the default, by which a budget in percent is counted."""
         return DEFAULT_KV_CACHE if self.kv_cache == AUTO else self.kv_cache

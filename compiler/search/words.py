@@ -18,7 +18,7 @@ def tried_of(
     goal: Goal,
     alone: Judged | None = None,
 ) -> tuple[Tried, ...]:
-    """Lists the best of each selector, the taken one first, then refusals; `alone`: the choice of this budget alone."""
+    """Lists each selector's best candidate, the taken one first, then refusals; `alone`: this budget's choice alone."""
     built, dense = [one for one in judged if one.refusal is None], fastest_dense(judged)
     of_method: dict[Method, Judged] = {best.candidate.method: best}
     for one in sorted(built, key=lambda one: one.token_s):

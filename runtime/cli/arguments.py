@@ -49,7 +49,7 @@ LADDER_STEPS = """steps of --ladder, each under the same DRAM budget:
   +overlap             compute while reads are under way
   +io_uring            read through io_uring, where the kernel has it
   +preload             preload what later layers will probably need
-A step that is slower is shown but not kept, unless later steps build on it.
+A step that is not clearly faster is shown but not kept, unless later steps build on it.
 """
 BUDGET_HELP = "DRAM in bytes, or as 3GB, 1.5GiB, 50% (default: the artifact's largest plan)"
 OPTIONS_HELP = "options behind a colon: window:window_tokens=3"

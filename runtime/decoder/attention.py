@@ -27,7 +27,7 @@ from coldpress.schemas.model import ATTENTION_ROLES, MatrixRole, ModelSpec
 INPUTS: tuple[MatrixRole, ...] = ("q_proj", "k_proj", "v_proj")
 OUTPUT: tuple[MatrixRole, ...] = ("o_proj",)
 LATENT_EPS = 1e-6
-"""The epsilon of the latents' norms: transformers has this one, whatever a model's other norms have."""
+"""Epsilon of the latents' norms: transformers fixes it, whatever a model's other norms use."""
 Rotary = tuple[np.ndarray, np.ndarray] | None
 
 
@@ -178,11 +178,11 @@ class AttentionWork:
 class Latents:
     """Keys and values of all heads, made of one latent of each token (DeepSeek-AI 2024, DeepSeek-V2, section 2.1).
 
-    The cache holds a token's latent, normed, and the rotated part of its key, which all heads share. A head's key is
-    K c, and its value is V c, of the latent c and two matrices of the head. Attention needs neither: a query q has the
-    score q (K c) = (K' q) c, and the sum of weighted values is V (sum of weighted latents). So each head has a query of
-    the latent's width, all heads share one key, and the value is the latent (section 2.1.2: both matrices are
-    absorbed). Shape letters: L width of the latent, R rotary_dim, V v_head_dim.
+    The cache holds a token's latent, normed, and the rotated part of its key, which all heads share. For a latent c, a
+    head's key is K c and its value V c, with two matrices of the head. Attention needs neither: a query q has the score
+    q (K c) = (K' q) c, and the sum of weighted values is V (sum of weighted latents). So each head has a query of the
+    latent's width, all heads share one key, and the value is the latent (section 2.1.2: both matrices are absorbed).
+    Shape letters: L width of the latent, R rotary_dim, V v_head_dim.
     """
 
     def __init__(self, layer: int, spec: ModelSpec, resident: Resident) -> None:
@@ -203,7 +203,7 @@ class Latents:
         """Returns each head's query of latents and rotated keys, float32 [T, H, L + R].
 
         Args:
-            x: What q_proj gives, float32 [T, n]: all heads, or the latent of the queries.
+            x: Output of q_proj, float32 [T, n]: all heads, or the latent of the queries.
             parts: As in `Matrix.apply`.
         """
         if self._q_b is not None and self._q_norm is not None:

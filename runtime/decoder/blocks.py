@@ -76,7 +76,7 @@ def units_of(
 
 @dataclass(frozen=True)
 class Inner:
-    """The slices of a unit's inner activation: the product of the rows that are not None, and of a factor."""
+    """The rows from which a unit computes its inner activation: the product of those not None, and a factor."""
 
     gate: MatrixRole | None
     """The row whose product goes through the activation."""
@@ -236,7 +236,7 @@ class ColumnSums:
     def __init__(
         self, widths: Mapping[MatrixRole, int], x_TN: np.ndarray, biases: Mapping[MatrixRole, np.ndarray | None]
     ) -> None:
-        """Begins with sums of zero, of the numbers of rows `widths`; `x_TN` is the family's signal."""
+        """Begins with zero sums for matrices of `widths` rows; `x_TN` is the family's signal."""
         self._x_TN, self._biases = x_TN, biases
         self._sums: dict[MatrixRole, np.ndarray] = {
             role: np.zeros((len(x_TN), width), np.float32) for role, width in widths.items()

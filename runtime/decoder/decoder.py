@@ -173,9 +173,9 @@ class Decoder:
         Args:
             prompts: int [T] each, at least one token.
             sequences: The B sequences of the prompts, distinct.
-            watched: Place of a prompt in `prompts` -> called with the position of a token in that prompt, and the
-                logits of this token and the next ones, float32 [n, V], n <= FEW_TOKENS; in order, until all the
-                prompt's tokens have been told.
+            watched: Place of a prompt in `prompts` -> function that is called with the position of a token in that
+                prompt, and the logits of this token and the next ones, float32 [n, V], n <= FEW_TOKENS; in order, until
+                the prompt's last token.
             is_left: Asked before each pass with the place of a prompt in `prompts`: True, from then on, leaves out the
                 rest of the prompt, whose sequence then lacks tokens and has meaningless logits.
         """

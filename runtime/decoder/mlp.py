@@ -105,7 +105,7 @@ class Mlp:
 
     @property
     def needs_signal(self) -> bool:
-        """Tells whether the inner family's units need the signal even if all of them are used: as a factor."""
+        """Tells whether the signal is needed even if all units are used: as a factor in units of the inner family."""
         return self.inner is not None and self.inner.signal != "mlp_input"
 
     def down(self, known: dict[MatrixRole, np.ndarray], parts: Sequence[slice]) -> np.ndarray:
@@ -243,7 +243,7 @@ class Experts:
             values_TEF = values_TEF * self._act(known["gate_proj"])
         if kind != "mlp_activation":
             up_TEF = self._act_up(known["up_proj"])
-            if self._spec.activated_up:  # of 0 it may make another number
+            if self._spec.activated_up:  # it may map 0 to another number
                 up_TEF = np.where(chosen_TE[..., None], up_TEF, np.float32(0))
             values_TEF = values_TEF * up_TEF
         if kind == "mlp_inner":

@@ -84,7 +84,7 @@ class Selection:
         [T, E]: the experts that each token uses; None if units do not belong to experts."""
         arrays = self.arrays[key]
         if experts_TE is None and len(signal_Tn) > 1 and type(self.method).select is Selector.select:
-            # which makes the choice of `select_many` for one token; for all at once it takes half as long
+            # the default `select` calls `select_many` for one token; one call for all tokens takes half as long
             return [ids.astype(np.int32) for ids in map(np.flatnonzero, self.method.select_many(signal_Tn, arrays))]
         pairs = zip(signal_Tn, [None] * len(signal_Tn) if experts_TE is None else experts_TE, strict=True)
         return [self.method.select_among(signal, arrays, residency, experts) for signal, experts in pairs]

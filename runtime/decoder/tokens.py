@@ -44,7 +44,7 @@ def new_cache(spec: ModelSpec, context_length: int, kind: KvCacheFormat = DEFAUL
 
 
 Prior = Callable[[int, np.ndarray], np.ndarray]
-"""Layer, and its router's scores, float32 [T, E] -> those that it chooses experts by (runtime/routing)."""
+"""(layer, its router's scores, float32 [T, E]) -> the scores that its router chooses by (runtime/routing)."""
 
 
 @dataclass(frozen=True)

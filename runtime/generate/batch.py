@@ -4,8 +4,8 @@ A pass asks the store for the union of the units that its tokens select. So a ba
 but less per token; the larger the batch, the less sparsity is left (PowerInfer 8.2, Fig. 14). Each sequence has its own
 KV cache, settings and end. A sequence gets the same tokens as alone: bit-identical logits where everything is in DRAM,
 else equal up to the rounding of sums, since units arrive in another order. Prompts that begin together share a dense
-pass over flash. Drafts (runtime/generate/speculation.py) share the passes, too: as long as one sequence with the drafts
-that its plan asks for has more tokens in a pass than all running sequences have, these share the rest for drafts.
+pass over flash. Drafts (runtime/generate/speculation.py) share the passes, too: they fill a pass up to the length of
+one sequence with all drafts of its plan.
 
 There may be any number of prompts. The next ones begin when slots of the batch are free (as in Orca, Yu et al. 2022),
 their keys and values have room, and waiting for more prompts to share a dense pass costs more than the pass
@@ -54,11 +54,11 @@ class Prompt:
     scores_prompt: bool = False
     """True if `on_logits` is also called with the logits that follow each of the prompt's tokens."""
     is_left: Callable[[], bool] | None = None
-    """Asked before each pass of the prefill: True ends it there, and `on_token` must end the sequence at its first
-    token, which means nothing."""
+    """Called before each pass of the prefill: True stops it, and `on_token` must then end the sequence at its first
+    token, which is meaningless."""
     on_error: Callable[[ColdpressError], None] | None = None
-    """Called if the sequence fails by itself, since its logits are not finite; `on_token` must end it at its next
-    token, which means nothing. None: all sequences fail."""
+    """Called if this sequence's logits are not finite; `on_token` must then end it at its next token, which is
+    meaningless. None: all sequences fail."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ def generate_batch(
         max_new_tokens: New tokens of each sequence, at least 1.
         sampling: Settings for each prompt; None is greedy for all.
         ignore_eos: Go on after end-of-sequence tokens.
-        draft, draft_tokens: As of `generate_each`.
+        draft, draft_tokens: As in `generate_each`.
         on_token: Called with every new token as soon as it is known; its time is not counted. The sequence ends after
             a token for which it returns True.
 
@@ -174,10 +174,10 @@ def generate_each(
         prompts: Taken one by one as slots of the batch become free; the iterator may call `session.resize`. None
             stands for no prompt at present, and has no number; it ends the run if no sequence runs.
         max_new_tokens: New tokens of each sequence, at least 1.
-        ignore_eos, on_token: As of `generate_batch`; prompts are numbered from 0.
-        draft, draft_tokens: As of `Session.generate`, for a sequence that runs alone. A sequence that the draft model's
+        ignore_eos, on_token: As in `generate_batch`; prompts are numbered from 0.
+        draft, draft_tokens: As in `Session.generate`, for a sequence that runs alone. A sequence that the draft model's
             KV cache has no room for beside the others runs without drafts.
-        at_once: Whether waiting prompts begin before the next pass but one, whatever that costs those that run.
+        at_once: Whether waiting prompts begin after one decoding pass at most, whatever that costs (`AtOnce`).
         prefixes: Where the keys and values of prompts are kept and found; None for nowhere.
     """
     _check(session, room, max_new_tokens)
@@ -230,7 +230,7 @@ class _Sequence:
     restored: int = 0
     """Tokens of the prompt that were not computed."""
     arithmetic: str = ""
-    """The prefill's: `resize` may change the plan before the sequence ends."""
+    """`Decoder.arithmetic` at its prefill: `resize` may change the plan before the sequence ends."""
 
 
 @dataclass
@@ -324,7 +324,7 @@ class _Run:
         ]
 
     def _restore(self, place: int) -> None:
-        """Finds the beginning of a prompt; a prompt that is scored needs the logits of all its tokens."""
+        """Restores the beginning of a prompt that was kept; a scored prompt needs the logits of all its tokens."""
         sequence = self.active[place]
         sequence.arithmetic = self.session.decoder.arithmetic
         if self.prefixes and not sequence.asked.scores_prompt:
@@ -379,7 +379,7 @@ class _Run:
         self._ended[sequence.number] = sequence
         sequence.ended.close()
         cache = self.session.decoder.kv_cache(place)
-        is_whole = cache.length >= len(sequence.prompt) and not sequence.has_failed  # the prefill, if left
+        is_whole = cache.length >= len(sequence.prompt) and not sequence.has_failed  # no, if the prefill was stopped
         if self.prefixes and is_whole:
             # only now: nobody waits for a token of this sequence
             self.prefixes.save(cache, sequence.prompt, sequence.arithmetic)

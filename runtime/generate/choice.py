@@ -107,8 +107,8 @@ def choices(
     kv_cache: str | None,
     routing: str | None = None,
 ) -> tuple[Plan, Callable[[int], Plan]]:
-    """Returns the plan to run with, and what chooses the plan for another budget while the run goes on. The second
-    chooses among those of the same selector, context, KV cache and draft model. Both raise as `choose_plan`."""
+    """Returns the plan to run with, and a function that chooses the plan for another budget during the run, among plans
+    of the same selector, context, KV cache and draft model. Both raise as `choose_plan`."""
     kind = None if kv_cache is None else known_name("kv cache", kv_cache, KV_CACHE_FORMATS)
     settings = selector, cache, collapse, preload, kind, routing
     plan = choose_plan(manifest, dram_budget_bytes, *settings)

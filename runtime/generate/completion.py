@@ -1,6 +1,6 @@
-"""Collects what follows a prompt: tokens, their text up to a stop string, log-probabilities; and the cost of all.
+"""Collects the continuation of a prompt: tokens, their text up to a stop string, log-probabilities, and their cost.
 
-The command line, the Python interface and the server print or send what is collected here.
+The command line, the Python interface and the server print or send it.
 """
 
 from collections.abc import Sequence
@@ -91,7 +91,7 @@ class Continuation:
         self.token_ids, self.piece = list[int](), ""
         """`piece` is the text that has become certain with the last token."""
         self.prompt_logprobs, self.logprobs = list[TokenLogprobs](), list[TokenLogprobs]()
-        """One for each of a scored prompt's tokens but the first, which follows nothing; one for each new token."""
+        """`prompt_logprobs`: one for each token of a scored prompt but the first; `logprobs`: one for each new one."""
         self._logits = np.empty(0, np.float32)
 
     def prompt(self, sampling: Sampling, **settings: Any) -> Prompt:

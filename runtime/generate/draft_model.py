@@ -1,10 +1,10 @@
 """The draft model: a small dense model inside the artifact, which proposes tokens that the larger one checks.
 
 It lies in the folder `draft`, a whole artifact, and computes with all of its weights in DRAM, which the plan counts. It
-proposes the likeliest tokens, whatever the run's settings are, and stops once all of a pass's drafts are together less
-likely to be accepted than the plan asks: one more would cost more than it saves. The drafts accepted so far say how
-much likelier they are than the draft model says. Each of its sequences follows one of the run, and rolls back drafts
-that the larger model rejects.
+proposes the likeliest tokens, whatever the run's settings are, and stops once the chance that all drafts of a pass are
+accepted is below the plan's limit: one more would cost more than it saves. That chance is the draft model's own,
+corrected by the ratio of accepted to expected drafts so far. Each of its sequences follows one of the run, and rolls
+back drafts that the larger model rejects.
 """
 
 from collections.abc import Generator, Sequence
@@ -142,7 +142,7 @@ class _Sequence:
             more = self._drafts[-1:]
 
     def _accept(self, ids: Sequence[int]) -> int:
-        """Counts how many drafts of the last pass the run goes on with, before a token of its own."""
+        """Counts the drafts of the last pass that the run accepted."""
         pairs = zip(self._drafts, ids[self._num_ids : -1], strict=False)
         accepted = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
         self._seen.accepted += accepted

@@ -301,8 +301,8 @@ class Session(AbstractContextManager["Session"]):
                     ((found, _),) = decode(self.decoder, [Turn(0, ids, drafts, most, chooser.choose)])
 
     def checked_draft(self, draft: Drafting | None, draft_tokens: int) -> tuple[Drafting, int]:
-        """Returns a given draft, None for the plan's, and the most drafts of a pass: 0 if it proposes nothing. Raises
-        `ColdpressError` if one pass cannot check as many, or the plan refuses several tokens in one pass."""
+        """Returns the draft to use, the plan's if `draft` is None, and the most drafts per pass, 0 if it proposes none.
+        Raises `ColdpressError` if one pass cannot check as many, or the plan refuses several tokens in one pass."""
         if draft is None:
             draft, draft_tokens = draft_of(self.plan, self.artifact.manifest)
         if isinstance(draft, Draft) and not draft.PROPOSES:

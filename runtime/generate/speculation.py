@@ -34,7 +34,7 @@ class Drafts:
         self._drafted = self._accepted = 0
 
     def next(self, ids: Sequence[int], most: int) -> list[int]:
-        """Makes at most `most` drafts of what follows all tokens so far, `ids`."""
+        """Drafts at most `most` tokens that follow `ids`, all tokens so far."""
         return self._propose(ids, most) if most > 0 else []
 
     def num_expected(self, num_drafts: int) -> int:

@@ -24,9 +24,8 @@ from coldpress.schemas.families import JOINT, UnitFormat, slice_formats
 COPY_PASSES = 2
 """A copy reads each byte and writes it."""
 FURTHER_SHARE = 0.6
-"""Products of each further token of a pass, over those of its first, where the profile does not say: what int4 takes
-here with AVX2, where the processor is the limit (docs/experiments/flash.md). Where memory is, further tokens
-take less."""
+"""Time of each further token's products in a pass, over the first token's, if the profile states none: measured with
+int4 and AVX2, where the processor is the limit (docs/experiments/flash.md). Where memory is, it is less."""
 
 
 class Weights(NamedTuple):
@@ -58,7 +57,7 @@ class Work(NamedTuple):
     arriving_s: float
     """Products with units that its own reads bring, their copies, and the handling of portions."""
     preloaded_s: float = 0.0
-    """The same with units that were preloaded: used after those in DRAM, and before the others."""
+    """As `arriving_s`, with preloaded units: used after those in DRAM, and before the others."""
 
     @property
     def seconds(self) -> float:
@@ -67,8 +66,8 @@ class Work(NamedTuple):
     def with_reads(self, reads: Arrival, queued_s: float = 0.0) -> float:
         """Returns the request's seconds: a flow of portions from the device to the processor.
 
-        `queued_s` are seconds of earlier reads that the device finishes first, and that the request waits for. Units
-        that were preloaded are there when they are over.
+        `queued_s` are seconds of earlier reads that the device finishes first, and that the request waits for.
+        Preloaded units are in memory when these reads end.
         """
         ready_s = max(self.ready_s, queued_s) + self.preloaded_s
         portions = max(1, reads.num_portions)
@@ -97,10 +96,10 @@ def weight_seconds(device: DeviceProfile, name: UnitFormat | None, num_bytes: fl
     """Returns the seconds of a product with stored weights.
 
     Args:
-        name: Format of the weights; None for float32, and for keys and values, which have DRAM bandwidth. In that of
-            several slices each has its format's rate.
+        name: Format of the weights; None for float32, and for keys and values, which have DRAM bandwidth. In a joint
+            format each slice has the rate of its own.
         num_bytes: Bytes of the weights that are used.
-        density: Share of a matrix's rows that they are. Rates between the profile's densities are interpolated.
+        density: Share of the matrix's rows that are used. Rates between the profile's densities are interpolated.
     """
     if name is not None and JOINT in name:
         sizes = [(one, nbytes(one, VALUES)) for one in slice_formats(name)]
@@ -138,14 +137,14 @@ def deciding_seconds(device: DeviceProfile, reads: bool) -> float:
 
 
 def products_of(device: DeviceProfile, num_tokens: float) -> float:
-    """Returns how many products with one token take as long as that of a few, which share the passing of weights."""
+    """Returns how many products with one token take as long as one with a few tokens, which read weights once."""
     stated = device.compute and device.compute.further_share
     return 1 + (num_tokens - 1) * (stated.value if stated else FURTHER_SHARE)
 
 
 def in_pass(device: DeviceProfile, num_tokens: int) -> DeviceProfile:
-    """Returns the device on which a token's computing takes as long as that of a pass of `num_tokens` on `device`. What
-    a request costs, it costs once a pass; what layers and tokens cost besides, each token costs in full."""
+    """Returns a device on which one token computes as long as a pass of `num_tokens` does on `device`. A request's own
+    cost counts once per pass; the other costs of layers and tokens count for every token."""
     compute, times = device.compute, products_of(device, num_tokens)
     changes: dict[str, object] = {"dram_bytes_per_s": _scaled(device.dram_bytes_per_s, 1 / times)}
     if compute is not None:

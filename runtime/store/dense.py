@@ -130,8 +130,8 @@ class DensePlan:
             yield self._batch(positions[first : stops[-1]], first, stops, is_through)
 
     def _edges(self, is_through: bool) -> np.ndarray:
-        """Returns the flash positions between blocks, with the first and the last: an expert's units, or equal parts
-        of them that fit."""
+        """Returns the flash positions where blocks begin, and the end of the last; a block is an expert's units, or an
+        equal part of them that fits."""
         stride, tail = self.units.stride_bytes, self.units.stride_bytes - self.units.unit_bytes
         fitting = self.room // span_bytes(self.units.unit_bytes, self.page_bytes)
         if is_through:

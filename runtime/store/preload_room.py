@@ -157,8 +157,8 @@ def buffer_bytes(reading: PreloadReads, idle_s: float, guess: float, free_bytes:
 
 
 def _largest(sections: Sequence[Section], family: FamilyName) -> Section:
-    """Returns a family's section with the most layers, of several with as many the first one with the largest units.
-    The family's first section is left out, because no section before it could guess it."""
+    """Returns a family's section with the most layers; among equals, the first one with the largest units. The family's
+    first section is left out, because no section before it could guess it."""
     return max(
         [section for section in sections if section.family == family][1:],
         key=lambda section: (len(section.layers), section.unit_bytes),

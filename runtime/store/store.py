@@ -76,7 +76,7 @@ class Store:
     def _set_up(
         self, artifact: Artifact, plan: Plan, flash: Flash, requests: Requests | None = None
     ) -> dict[Key, np.ndarray]:
-        """Makes all that a plan decides but its memory; returns each part's pinned units, which must be read."""
+        """Builds all that depends on the plan, except memory; returns each part's pinned units, which must be read."""
         self.plan = plan
         self._law = self._manifest.device.flash.issuing(plan.queue_depth)
         self._use_read_units = uses_read_units(plan)

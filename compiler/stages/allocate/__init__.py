@@ -101,8 +101,8 @@ def run(
 
 
 def _with_own(config: AllocateConfig, model: Model) -> tuple[AllocateConfig, Formats | None]:
-    """Returns settings and formats of a build whose method is given and whose format is open: those that a quantized
-    file has, or the default format; and of a draft model, whose head has the format of its layers."""
+    """Settles an open format where the method is given: a quantized file's own formats, else the default one. A draft
+    model's head gets the format of its layers. Returns the settings and formats; None for one format."""
     if config.head_as_layers:
         head = HeadFormat(role=model.spec.head_role, format=coarsest(config.format))
         return config, with_head(keeping(model, config.format), head)
@@ -138,8 +138,8 @@ def _log(sparsity: Sparsity) -> None:
 
 
 def needs(build: "Build") -> StageNeeds:
-    """Counts passes that measure quality, or sensitivities with hidden states before every layer; and for a rule that
-    measures losses hidden states of all variants twice and of the whole model, and logits of a block."""
+    """Counts the larger need of quality passes and of sensitivities with hidden states before every layer. A rule that
+    measures losses holds the hidden states of all variants twice, those of the whole model, and a block's logits."""
     settings, spec = build.settings["allocate"], build.model.spec
     rule = load("coldpress.compiler.density_allocation", Rule, settings["density_allocation"])
     variants = rule.num_variants(spec.num_hidden_layers, len(build.families))
@@ -196,7 +196,7 @@ def _fitted(sparsity: Sparsity, inputs: AllocationInputs, key: str) -> ArrayFile
 
 
 def with_smaller(largest: Sparsity, smaller: Sequence[Sparsity]) -> Sparsity:
-    """Joins budgets that fall; the one set of predictors is limited to what every budget holds."""
+    """Adds smaller budgets to the largest; they share predictors, which are limited to what every budget holds."""
     every = (largest, *smaller)
     return largest.model_copy(
         update={

@@ -1,13 +1,13 @@
-"""Measures the quality of what can still win, where `explore` has left it to this stage (explore=needed); with
-explore=whole that of what formats, heads, keys and values still need, and of no selector.
+"""Measures the quality of candidates that can still win, where `explore` left that to this stage (explore=needed). With
+explore=whole it measures no selector, only formats, heads, keys and values that need more text.
 
 If the whole model fits in DRAM in formats that keep the quality, no selector is measured (_formats.py). Otherwise
-formats are measured with columns of down, too, which the units of all selectors but the dense one have. A search in
-which no selector loses anything tells which could be faster than a dense run at all. Those are measured coarsely: on as
-few tokens, at two densities, and without a cache in the loop. From that follows the least that each can lose, and the
-search runs with these losses. While what it takes stands on such a hope, that selector is measured more closely, the
-next time on all tokens, and the search runs again. What the search takes at last has been measured on all tokens, and
-nothing else would be faster even with the least loss that the coarse measurement allows.
+formats are measured with columns of down, too, which the units of all selectors but the dense one have. A search that
+assumes no loss drops the selectors that would not be faster than a dense run even so. The others are measured coarsely:
+on few tokens, at two densities, and without a cache in the loop. The search then runs with the least losses that these
+measurements allow. As long as its choice rests on such a hope, that selector is measured more closely, at last on all
+asked tokens, and the search runs again. So the final choice is measured on all asked tokens, and no other candidate
+would be faster even with the least loss that its coarse measurement allows.
 """
 
 import logging
@@ -41,7 +41,7 @@ COARSE_DENSITIES = (0.5, 0.9)
 
 @dataclass
 class _Hope:
-    """The least that a selector can lose by what was measured of it."""
+    """The least that a selector can lose, given its measurements so far."""
 
     curves: list[Curve]
     words: str = ""
@@ -60,7 +60,7 @@ class _Hope:
 
 
 def completed(config: AllocateConfig, inputs: AllocationInputs, floor: Floor, budgets: Sequence[int | str]) -> Curves:
-    """Returns the curves with those of the selectors that can still win, and reasons for the others.
+    """Returns the curves, with those of selectors that can still win added, and reasons for the others.
 
     Raises:
         ColdpressError: if curves are missing, and there is no text to measure them on.
@@ -78,7 +78,7 @@ def completed(config: AllocateConfig, inputs: AllocationInputs, floor: Floor, bu
     rest = _Rest(config, inputs, floor, options, every)
     try:
         found = rest.fitting(budgets)
-        for one in reversed(found):  # whatever a selector leaves out, it needs what a dense run does
+        for one in reversed(found):  # no selector fits where a dense run does not
             if one.best is None:
                 raise one.refusal
         best = [one.best for one in found if one.best is not None]
@@ -140,7 +140,7 @@ class _Rest(MeasuredFormats):
                 self._measure(method, found)
 
     def _begin(self) -> None:
-        """Measures the formats of selectors, and routings, which are few, on all tokens."""
+        """Measures formats with columns of down on few tokens, and routings, which are few, on all asked ones."""
         spec, config = self._inputs.model.spec, self._config
         routings = routing_curves(config.routing, spec)
         self.with_columns()
@@ -169,7 +169,7 @@ class _Rest(MeasuredFormats):
             self._hopes[method] = _Hope([hopeful(curve, self._reached(method))], _in_words(curve.points[-1]))
 
     def _measure(self, method: Method, found: Sequence[Searched]) -> None:
-        """Measures more closely: on all tokens, but a selector that sees residency first on one block."""
+        """Measures a selector on all asked tokens; one that sees residency first on few, with a cache in the loop."""
         hope = self._hopes.pop(method)
         along = self._every[method]
         least = min(one.candidate.density or 0.0 for searched in found for one in _judged(method, searched))
@@ -184,7 +184,7 @@ class _Rest(MeasuredFormats):
             self._add(curves=tuple(curves))
 
     def _curve(self, passes: Passes, along: Along, above: float | None = None, *, in_cache: bool = True) -> Curve:
-        """Measures a curve: coarsely, or from the density below `above` on."""
+        """Measures a curve: at the coarse densities, or, if `above` is given, from the next lower density on."""
         known = self._reached(along.method)
         if above is None:
             densities = self._coarse(along.method)
@@ -227,14 +227,14 @@ class _Rest(MeasuredFormats):
 
 
 def _sparsest(space: Space) -> Space:
-    """Leaves each selector its lowest density, at which a run that loses nothing is the fastest."""
+    """Keeps only each selector's lowest density: without any loss it is the fastest."""
     return replace(space, densities=lambda *which: space.densities(*which)[:1])
 
 
 def hopeful(curve: Curve, densities: Sequence[float]) -> Curve:
-    """Returns the least that a coarsely measured selector can lose at some densities: what was measured less ERRORS
-    standard errors, and between two densities by their geometric mean, below which losses do not lie: they rise ever
-    faster the fewer units remain."""
+    """Returns the least losses at `densities` that a coarse measurement allows: the measured losses less ERRORS
+    standard errors, interpolated geometrically. True losses do not lie below that: they rise ever faster the fewer
+    units remain."""
     known = list(curve.points)
     at = np.array([point.density for point in known])
     lost = np.log([max(point.ppl_ratio - ERRORS * (point.ppl_ratio_error or 0.0) - 1, LEAST_ERROR) for point in known])
@@ -252,7 +252,7 @@ def _judged(method: Method, searched: Searched) -> list[Judged]:
 
 
 def _gain(method: Method, found: Sequence[Searched]) -> float | None:
-    """Returns how much faster than a dense run a selector is at best; None where it was no candidate."""
+    """Returns a selector's best speed-up over a dense run; None where it was no candidate."""
     gains = [
         searched.dense.token_s / min(one.token_s for one in judged)
         for searched in found

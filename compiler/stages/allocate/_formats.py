@@ -1,9 +1,9 @@
 """Measures formats of layers, of the head, and of keys and values, on as much text as the search needs.
 
-If the whole model fits in DRAM in a format that keeps the quality, nothing is measured, but a format on more tokens
-where those of `explore` do not tell whether it keeps the quality. Otherwise formats by matrix (_mixed.py) and smaller
-ones of all layers are measured, with attention in columns where it is on flash. What the search then takes of heads,
-keys and values is measured on more text, too.
+If the whole model fits in DRAM in a format that keeps the quality, only formats that the tokens of `explore` leave in
+doubt are measured, on more tokens. Otherwise formats by matrix (_mixed.py) and smaller formats for all layers are
+measured, with attention in columns where it is on flash. Heads, keys and values that the search then takes are measured
+on more text, too.
 """
 
 import math
@@ -44,12 +44,11 @@ from coldpress.schemas.families import (
 
 OwnLoss = HeadLoss | KvCacheLoss
 HOPEFUL = 1.5
-"""Expected divergence, over the logarithm of max_ppl_ratio, up to which formats are worth a measurement."""
+"""Formats are measured if their expected divergence is at most this times the logarithm of max_ppl_ratio."""
 LEAST_TRIES = 3
-"""Measurements of the smallest formats by matrix that keep the quality."""
+"""Most attempts to find the smallest formats by matrix that keep the quality."""
 LEAST_FACTOR = 1.25
-"""The least factor of layers' expected divergence: it is a fifth to a third too low, without the standard error that is
-added to what is measured."""
+"""Least factor on the layers' expected divergence: it is a fifth to a third too low, before any standard error."""
 ERRORS = 2.0
 """Standard errors by which a coarse measurement may be wrong."""
 
@@ -60,9 +59,9 @@ class MeasuredFormats:
         self.curves = floor.curves
         self._dense = dense_family(inputs.model.spec)
         self._sure: dict[tuple[LayerFormats, tuple[FamilyName, ...]], int] = {}
-        """Tokens on which formats were measured, where those are more than few: by format and families."""
+        """By format and families: the number of tokens it was measured on, if more than few."""
         self._sure_own: dict[str, int] = {}
-        """Tokens on which heads, and keys and values, were measured, where those are more than few: by format."""
+        """By format of a head, or of keys and values: the number of tokens it was measured on, if more than few."""
         self._streamed: set[LayerFormats] = set()
         """Formats that a search took with attention on flash."""
         self._steps = Steps("allocate", 0, "passes")
@@ -75,7 +74,7 @@ class MeasuredFormats:
             self._sure_own = {_name(loss): num_tokens for loss in (*known.heads, *known.kv_caches)}
 
     def fitting(self, budgets: Sequence[int | str]) -> list[Searched]:
-        """Searches without any selector, after measuring again each format whose quality few tokens leave open."""
+        """Searches with the selectors known so far, after measuring formats again that few tokens leave in doubt."""
         most = self._floor.max_ppl_ratio
         self._measure_formats(unmeasured(self._config, self.curves, self._dense), self._dense)
         for name in smallest_first(self.curves.formats, self._dense):
@@ -178,7 +177,7 @@ class MeasuredFormats:
         return True
 
     def _may_fit(self, one: Searched) -> bool:
-        """Returns whether attention fits in DRAM with the smallest formats of all; without, it has one format."""
+        """Tells whether attention fits in DRAM in its smallest formats; streamed attention has one format."""
         model = self._inputs.model
         smallest = {role: {names[0]: 0.0} for role, names in formats_of_matrices(model).items()}
         mixes = Mixes(model, smallest, self.curves.heads)
@@ -187,7 +186,7 @@ class MeasuredFormats:
 
     def _measure_least_mix(self, mixes: Mixes, factor: float) -> None:
         """Measures the smallest formats by matrix that should keep the quality beside their head, if layers lose
-        `factor` times what is expected. If they lose more, takes their own factor, and tries again."""
+        `factor` times what is expected. If they lose more, tries again with the measured factor."""
         most = math.log(self._floor.max_ppl_ratio)
         for _ in range(LEAST_TRIES):
             at = mixes.first_within(most, factor)
@@ -201,7 +200,7 @@ class MeasuredFormats:
             factor = (math.log(self._most_ratio(formats)) - head) / layers
 
     def _measure_mix(self, mixes: Mixes, at: int) -> LayerFormats:
-        """Measures formats by matrix beside the usual head, unless they were; returns those of layers."""
+        """Measures formats by matrix with the usual head, unless that is done; returns the layers' formats."""
         formats, passes = mixes.layers(mixes.path[at]), self._passes.asked
         name = of_layers(formats)
         if self.curves.format_loss(name, self._dense) is None:
@@ -228,8 +227,8 @@ class MeasuredFormats:
         return {role: np.array([effects[role][name] for name in each]) for role, each in names.items()}
 
     def _settle_heads(self) -> None:
-        """Measures heads on more tokens where few leave open whether they keep the ratio that layers leave, the largest
-        first. If one loses too much, smaller ones lose more, and are left out."""
+        """Measures heads, the largest first, on more tokens if few leave open whether they keep the ratio that layers
+        leave. Drops the first head that loses too much, and all smaller ones, which lose more."""
         left = self._left_by_layers
         heads: list[OwnLoss] = []
         for known in self.curves.heads:
@@ -247,9 +246,9 @@ class MeasuredFormats:
         return [most / max(1.0, loss.ppl_ratio) for loss in self.curves.formats if loss.ppl_ratio <= most] or [most]
 
     def _settle_taken(self, found: Sequence[Searched]) -> bool:
-        """Measures the heads, and the keys and values, that searches take on more tokens; on the whole validation text
-        where it is then open whether all losses together keep the quality. Tells whether any was measured, or a format
-        with attention on flash."""
+        """Measures on more tokens the heads, keys and values that searches took; on the whole validation text if it is
+        then still open whether all losses together keep the quality. Returns whether anything was measured, formats
+        with attention on flash included."""
         known = self.curves
         self._settle_streamed(found)
         for best in (one.best for one in found if one.best is not None):
@@ -273,8 +272,8 @@ class MeasuredFormats:
             self.curves = self.curves.model_copy(update={"heads": heads, "kv_caches": kv_caches})
 
     def _settle_streamed(self, found: Sequence[Searched]) -> None:
-        """Measures formats also with attention in columns where searches take that; if all lose too much, a larger
-        format than `explore` did, the smallest first."""
+        """Measures formats with attention in columns, too, where searches take attention on flash; if they lose too
+        much, measures the next larger format."""
         best = [one.best for one in found if one.best is not None]
         self._streamed |= {of_layers(one.candidate.format) for one in best if one.candidate.streams_attention}
         tokens, families = self._passes.all_tokens, (self._dense, *ATTENTION)
@@ -303,8 +302,8 @@ class MeasuredFormats:
     def _remeasure(
         self, is_asked: Callable[[FormatLoss], bool], tokens: np.ndarray, families: tuple[FamilyName, ...]
     ) -> bool:
-        """Measures formats on more tokens that were measured on few, if it is asked for, or in slices of more families;
-        tells whether there was anything to measure."""
+        """Measures again, on more tokens or in more families' slices, the formats that `is_asked` selects; tells if any
+        was."""
         losses = {(loss.format, loss.family): loss for loss in self.curves.formats}
         family, *others = families
         names = [
@@ -369,7 +368,7 @@ def is_rough(loss: Loss) -> bool:
 
 
 def _is_open(loss: Loss, max_ratio: float) -> bool:
-    """Returns whether more text may change the answer to whether a format keeps a ratio."""
+    """Tells whether the ratio lies within ERRORS standard errors, so that more text may change the verdict."""
     error = ERRORS * error_of(loss)
     return loss.ppl_ratio - error <= max_ratio < max(1.0, loss.ppl_ratio) + error
 

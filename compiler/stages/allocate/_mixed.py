@@ -1,9 +1,9 @@
-"""Gives each matrix, and the head, a format of its own, so that a model fills the bytes that it may take. An expert's
-matrix has the format of all experts of its layer, and is named by the first one's.
+"""Gives each matrix, and the head, a format of its own, so that a model fills the bytes that it may take. A layer's
+experts share the format of each matrix, which has the name of the first expert's.
 
-From the smallest format everywhere, each byte goes where it saves most divergence (search/by_layer.py). What a matrix
-in a format costs is expected from its sensitivity, by the errors of some of its rows, and is taken to add up; the
-formats that are chosen are then measured as a whole.
+From the smallest format everywhere, each byte goes where it saves most divergence (search/by_layer.py). The divergence
+of a matrix in a format is estimated from its sensitivity and the errors of some rows, and estimates are added up; the
+chosen formats are then measured together.
 """
 
 from bisect import bisect_left
@@ -61,7 +61,7 @@ class Mixes:
     """Formats of the head that are smaller than the usual one, the largest first."""
 
     def formats(self, sizes: Sizes) -> Formats:
-        """Returns the formats at positions of all matrices and of the head, which counts from the smallest up."""
+        """Returns the formats at the given positions, one for each matrix and the last for the head, smallest first."""
         *_, head = sizes
         found = self._of_layers(self.chosen(sizes))
         return found if head == len(self.heads) else self._with_head(found, self.heads[-1 - head])
@@ -98,7 +98,7 @@ class Mixes:
         ]
 
     def expected(self, name: LayerFormats) -> float:
-        """Returns the divergence to expect if the MLPs have formats in place of a quantized file's larger ones."""
+        """Returns the expected divergence with the MLPs' matrices in `name`'s coarsest format, if theirs are larger."""
         own = (effects for role, effects in self.effects.items() if unit_role(role, self.model.spec) in MLP_ROLES)
         return sum(effects.get(coarsest(name), 0.0) for effects in own)
 
@@ -252,7 +252,7 @@ def expected_divergence(
     num_rows = min(weights.count, max(LEAST_ROWS, SAMPLE_ROWS // num_sharing))
     at = np.unique(np.linspace(0, weights.count - 1, num_rows).astype(np.int64))
     rows = weights.read(0, weights.count)[at]
-    # without the source's own codes, which are those of all rows
+    # leave out the source's own codes: they belong to all rows, not to the sample
     sample = Weights(
         len(rows), weights.length, "row", lambda start, stop: rows[start:stop], weights.gram, weights.importance
     )

@@ -84,14 +84,11 @@ Counts = dict[tuple[int, FamilyName], np.ndarray]
 """Impact of the units per layer and family (Eq. 1): the tokens that use each, int64 [num_units]."""
 SHARES = tuple(tenth / 10 for tenth in range(11))
 NEARLY = 1.03
-"""Costs within this factor of the least count as the same. With counts of one corpus and tokens of another, the share
-of least cost was up to 3.1 % dearer than the best, the smallest of those within 3 % up to 1.7 %
-(docs/experiments/cache.md)."""
+"""Costs within this factor of the least count as equal. With counts of one corpus and tokens of another, the share of
+least cost was up to 3.1 % above the optimum, the smallest share within 3 % up to 1.7 % (docs/experiments/cache.md)."""
 
 
 class PlaceConfig(PinnedShareSetting):
-    """Settings of `place`."""
-
     batch_units: PositiveCount | None = Field(
         default=None, description="units of similar impact that are placed together"
     )
@@ -142,8 +139,8 @@ def needs(build: "Build") -> StageNeeds:
 
 
 def counts_of(spec: ModelSpec, activations: Activations, sparsity: Sparsity, num_tokens: int) -> Counts:
-    """Counts over the first `num_tokens` tokens. Every token uses all units of a family with density 1; raises
-    ColdpressError if another family was not counted."""
+    """Counts the uses of each unit by the first `num_tokens` tokens; at density 1, every token uses all units. Raises
+    ColdpressError if a family below density 1 was not counted."""
     found: Counts = {}
     for layer, family in unit_keys(sparsity.families, spec):
         if always_used(sparsity, layer, family):
@@ -164,7 +161,7 @@ def _arrays(pairs: list[tuple[Group, UnitChoice]]) -> dict[str, np.ndarray]:
 
 
 def _choices(problem: Problem, whole: bool, preloads: bool) -> tuple[Sequence[UnitChoice], float]:
-    """Returns what is pinned of each group, and the proven gap; `preloads` says whether the next layer's units are."""
+    """Returns each group's pinned units and the proven gap; `preloads`: whether a next layer's units are preloaded."""
     if whole:
         return evenly(problem) if preloads else whole_layers(problem), 0.0
     solution = search(problem, PLACE_GAP)
@@ -282,7 +279,7 @@ def whole_layers_seconds(
 
 
 def _reading(group: Group, sparsity: Sparsity, device: DeviceProfile) -> Reading:
-    """Describes reads of units in natural order; a unit's stride is the parts of all layers of its group."""
+    """Describes reads of units in natural order; the stride spans a unit's parts for all layers of its group."""
     num_layers = len(sparsity.densities[0].per_layer)  # some may have no units
     layers = next(found for found in sparsity.groups(num_layers) if group.layer in found)
     units = Strided(0, group.unit_bytes, len(layers) * group.unit_bytes)
@@ -312,7 +309,7 @@ def whole_layers(problem: Problem) -> tuple[UnitChoice, ...]:
 
 
 def evenly(problem: Problem) -> tuple[UnitChoice, ...]:
-    """Pins as many units in each group, with an equal share of the DRAM for each."""
+    """Gives each group an equal share of the DRAM, and pins as many units as fit."""
     count, used, choices = len(problem.groups), 0, []
     for number, group in enumerate(problem.groups, 1):
         choices.append(_fitting(group, problem.dram_bytes * number // count - used))

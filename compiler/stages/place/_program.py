@@ -168,7 +168,7 @@ def without_idle(group: Group, choice: UnitChoice) -> UnitChoice:
 
 
 class Interval(NamedTuple):
-    """A group's counts of pinned batches that are still open: 0 if `may_be_zero`, and `low` to `high` (0: no other)."""
+    """The open numbers of pinned batches in a group: 0 if `may_be_zero`, and `low` to `high`, unless `high` is 0."""
 
     may_be_zero: bool
     low: int
@@ -176,7 +176,7 @@ class Interval(NamedTuple):
 
 
 Column = Callable[..., "pulp.LpVariable"]
-"""Makes the next integer column, of at most and at least so much."""
+"""(upper bound, lower bound) -> the program's next integer column."""
 
 
 class _Pinned(NamedTuple):
@@ -249,7 +249,7 @@ def _add_group(program: Any, column: Column, group: Group, span: Interval, tange
 def _add_batches(
     program: Any, column: Column, group: Group, span: Interval, switch: Any, tangents: set[int]
 ) -> tuple[Any, list[tuple[Any, int]]]:
-    """Counts pinned batches, `span.low` if the switch is on and steps by falling impact; returns their impact, too."""
+    """Adds pinned batches, `span.low` if the switch is on and steps by falling impact; returns number and impact."""
     import pulp
 
     if not span.high:

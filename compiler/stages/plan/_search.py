@@ -40,9 +40,9 @@ from coldpress.schemas.plans import TriedSetting
 from coldpress.schemas.sparsity import Sparsity
 
 WORTH_SLOTS = 0.9
-"""The same for a read buffer in place of slots, which also let a router prefer what is in DRAM (stages/route)."""
+"""As WORTH, for a read buffer in place of slots: slots also let a router prefer experts in DRAM (stages/route)."""
 NEARLY = 1.1
-"""The smallest, a middle and the largest of the gaps are tried that cost at most this times the least in `order`."""
+"""Of the gaps that cost at most this times the least in `order`, the smallest, a middle and the largest are tried."""
 SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
 """Pinned shares that are tried beside the units that `place` pins."""
 Change = tuple[str, SlotSettings]
@@ -132,7 +132,7 @@ def filling(setting: Setting) -> list[Event]:
 
 
 def as_dense_as(trace: Trace, recorded: Sparsity, wanted: Sparsity, spec: ModelSpec) -> Trace:
-    """Returns a trace with as many units as `wanted` would use: drawn from the recorded ones, or besides them."""
+    """Returns a trace with as many units as `wanted` would use: some recorded ones, or all and others at random."""
     before, after = (found.density(trace.family, trace.layer) for found in (recorded, wanted))
     if before == after:
         return trace
@@ -170,8 +170,6 @@ class Found:
 
 
 class PlanConfig(CacheSetting, PinnedShareSetting, DraftSetting):
-    """Settings of `plan`."""
-
     collapse: Annotated[Collapse, Key()] = Field(
         default="static",
         description="whether reads are joined over the gap that is best for the device, or over one that the runtime "
@@ -189,7 +187,7 @@ class PlanConfig(CacheSetting, PinnedShareSetting, DraftSetting):
 def search(
     division: Division, start: SlotSettings, given: PlanConfig, order: Sequence[Order], replays: tuple[Replay, Replay]
 ) -> Found:
-    """Changes no setting that is `given`; chooses on the first tokens of `replays`, confirms on the second ones."""
+    """Searches all settings that are not `given`; chooses on the first of `replays`, confirms on the second."""
     choosing, confirming = replays
     measured = choosing.measure(division.plan(start))
     found = Found(start, measured, measured.token_s)

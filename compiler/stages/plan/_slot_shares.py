@@ -1,4 +1,4 @@
-"""Divides a DRAM budget for a plan: what it holds whatever is decided, then pinned units, then cache slots.
+"""Divides a plan's DRAM budget: fixed uses first, then pinned units, then cache slots.
 
 The arithmetic of slots is the runtime's (runtime/dram/budget.py; DIP A). `place` pins units for the smallest budget; a
 larger one pins more of the same rank.
@@ -74,7 +74,7 @@ class Division:
     pinned: Mapping[Key, int] = field(default_factory=dict[Key, int])
     """Units to pin, by layer, then family."""
     spared_bytes: Mapping[CacheName, int] = field(default_factory=dict[CacheName, int])
-    """Bytes that a cache leaves of the bookkeeping that `fixed` counts for the largest one."""
+    """By cache policy, the bookkeeping that it saves against the largest policy, which `fixed` counts."""
 
     @property
     def budget_bytes(self) -> int:
@@ -199,12 +199,12 @@ def pinned_units(sections: Sequence[Section], placement: Placement) -> dict[Key,
 def with_pins(
     division: Division, smallest: Division, pinned: Mapping[Key, int], pinned_share: float | None
 ) -> Division:
-    """Returns a budget with the units that it pins, where the smallest one pins `pinned`.
+    """Returns the division with the units that it pins; the smallest budget pins `pinned`.
 
     Every part gets the same multiple of its pins, of the same rank, up to all of its units. Where every token uses
     every unit, layers are pinned whole, one after another, since a partly read layer still waits for a first byte; or
-    as many units in each, where the next layer's are preloaded (compiler/dense_run.py).
-    `pinned_share` is the user's share of the units' DRAM, or None.
+    all layers equally, where the next layer's units are preloaded (compiler/dense_run.py). `pinned_share` is the user's
+    share of the units' DRAM, or None.
     """
     if division.budget_bytes == smallest.budget_bytes:
         return replace(division, pinned=pinned)
@@ -221,7 +221,7 @@ def with_pins(
 
 
 def _in_every_layer(of_part: Mapping[Key, Section], room_bytes: int) -> dict[Key, int]:
-    """Returns as many units for each part, which have equal units, as fit together."""
+    """Divides the room evenly among parts with units of one size; returns how many units of each fit."""
     unit_bytes = next(iter(of_part.values())).unit_bytes
     shares = (units_of_layer(room_bytes // unit_bytes, part, len(of_part)) for part in range(len(of_part)))
     return {key: min(section.num_units, count) for (key, section), count in zip(of_part.items(), shares, strict=True)}

@@ -1,13 +1,12 @@
 """Decides whether a plan proposes next tokens, which, and how many per pass (LLM in a flash 5.2).
 
-A pass of several tokens reads what its tokens use together. Where every token uses every unit that is no more than one
-token reads, so that each right draft saves a token's reads, and each draft costs computing. Under other selectors
-drafts lose (`benchmarks.speculative`; docs/experiments, planes-10), and with the whole model in DRAM there is nothing
-to save.
+A pass of several tokens reads what its tokens use together. Where every token uses every unit, that is what one token
+reads, so each right draft saves a token's reads, and each draft costs computing. Under other selectors drafts lose
+(`benchmarks.speculative`; docs/experiments, planes-10), and with the whole model in DRAM there is nothing to save.
 
-The drafts of runtime/drafts are replayed over validation text, a draft being right where it is the text's next token:
-as often as a perfect model that draws its tokens would take it. Each block gives one gain; their mean, less its
-standard error, must exceed what `plan` asks of any change.
+The drafts of runtime/drafts are replayed over validation text. A draft is right if it is the text's next token: a
+perfect model that samples would accept it as often. Each block gives one gain; their mean, less its standard error,
+must exceed what `plan` asks of any change.
 """
 
 import math
@@ -65,9 +64,9 @@ def with_draft_model(setting: Setting, drafter: Drafter) -> tuple[Plan, str]:
 
 
 def with_draft(named: str, setting: Setting, blocks: Callable[[], np.ndarray]) -> tuple[Plan, str]:
-    """Returns the setting's plan, complete but for drafts, with the draft that it gets, and the reason. `named` is a
-    file of runtime/drafts, or `auto`; `blocks` gives validation text, int [num_blocks, block_tokens], where drafts may
-    pay. Raises ColdpressError if a draft is named, and a token changes what the next one uses."""
+    """Adds a draft to the setting's plan, if it pays or is named; returns the plan and the reason. `named` is a file of
+    runtime/drafts, or `auto`; `blocks` gives validation text, int [num_blocks, block_tokens], where drafts may pay.
+    Raises ColdpressError if a draft is named, and a token changes what the next one uses."""
     plan = setting.plan
     why_not = _why_not(setting)
     if named != AUTO and sees_others(plan):
@@ -124,8 +123,8 @@ def gains(names: Sequence[str], blocks: np.ndarray, pass_s: Sequence[float]) -> 
 
 
 def replayed(draft: Draft, text: Sequence[int], draft_tokens: int) -> list[int]:
-    """Returns the number of drafts of each pass of a run that drafts and writes `text` after its first token, which is
-    given. A pass proposes at most `draft_tokens`, keeps the first ones that are the text's, and adds one more
+    """Replays a run that drafts, and writes `text` after its first token; returns the number of drafts in each pass. A
+    pass proposes at most `draft_tokens`, keeps the first ones that are the text's, and adds one more
     (runtime/generate/speculation.py)."""
     seen, drafts = [text[0]], list[int]()
     with draft.drafting(len(text)) as propose:

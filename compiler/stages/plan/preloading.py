@@ -170,9 +170,9 @@ def _shared(run: PreloadInputs, section: Section) -> float:
 
 @lru_cache(maxsize=4096)
 def guess_precision(overlap: float, density: float, guess: float) -> float:
-    """Returns the expected precision of a guess, for jointly normal inputs of two layers: those units of the earlier
-    layer with the largest entries, a share `guess` of them. `overlap` is the share of a layer's units that the layer
-    before uses too, 0 if unknown; `density` that of all units that a layer uses."""
+    """Returns the expected precision of a guess, if the inputs of two layers are jointly normal. The guess is the share
+    `guess` of the earlier layer's units that has the largest entries. `overlap`: share of a layer's units that the
+    layer before uses, too; 0 if unknown. `density`: share of all units that a layer uses."""
     if density >= 1 or overlap >= 1:
         return 1.0
     if overlap <= density:  # no more than by chance; 0 (unknown) counts as never right
