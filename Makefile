@@ -20,7 +20,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 help:
 	@echo "make demo    compile the demonstration model for a phone and run it"
-	@echo "make test    run the tests but the slow ones (about a quarter of an hour on two cores)"
+	@echo "make test    run the tests but the slow ones (about six minutes on two cores)"
 	@echo "make check   style, types, import contracts, and all tests"
 	@echo "make readme  run the commands of README, those of models of the hub against a stand-in"
 	@echo "make docs    the documentation as a site, in site/"

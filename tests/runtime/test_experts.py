@@ -99,7 +99,6 @@ def test_a_token_asks_for_its_experts_alone(mixture, families):
     assert all(experts_of(recorder.events, family) == asked for family in families)
 
 
-@pytest.mark.slow
 def test_what_lies_where_changes_nothing(families, mixture, tmp_path):
     """The same weights in whole neurons, with no matrix of an expert in DRAM."""
     built = build_artifact(tmp_path / "a", replace(mixture.recipe, families=("neuron",)), mixture.weights)
