@@ -23,8 +23,10 @@ from coldpress.compiler.quote.show import WORDS, shown
 from coldpress.compiler.quote.sources import activations_of, expert_shares, find
 from coldpress.compiler.search.density import AllocationInputs
 from coldpress.compiler.search.dram_shares import divided
+from coldpress.compiler.search.judge import BudgetJudge
 from coldpress.compiler.search.replay import Replays
 from coldpress.compiler.search.settings import AllocateConfig
+from coldpress.compiler.seconds import TokenCost
 from coldpress.compiler.stages import calibrate, ingest
 from coldpress.compiler.stages.calibrate import CalibrateConfig
 from coldpress.compiler.stages.ingest import IngestConfig
@@ -116,6 +118,27 @@ def test_a_model_is_quoted_by_config_json_alone(capsys: pytest.CaptureFixture[st
     assert speed["high"] > speed["value"] > speed["low"] > 0
     assert not speed["is_most"]
     assert quoted(capsys, config_alone, "--dram-budget", "60%") == found
+
+
+@pytest.mark.parametrize(
+    ("asked", "more"), [(("--method", "dense"), 0.0), (("--method", "topk", "--density", "0.5"), 0.3)]
+)
+def test_an_interval_spans_single_tokens_and_is_wider_with_the_zeros_of_another_model(
+    capsys: pytest.CaptureFixture[str],
+    config_alone: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    asked: tuple[str, ...],
+    more: float,
+) -> None:
+    """Tokens of 1 to 101 ms have their 5th, 50th and 95th percentiles at 6, 51 and 96 ms."""
+    tokens = [TokenCost(ms / 1000, 0.0, 0.0, 0.0, 0, 0) for ms in range(1, 102)]
+    real = BudgetJudge.tokens
+    monkeypatch.setattr(BudgetJudge, "tokens", lambda self, candidate: (real(self, candidate)[0], tokens))
+    (device,) = quoted(capsys, config_alone, "--dram-budget", "60%", *asked, device="macbook-m1-max")["devices"]
+    wide = 1 + load_device("macbook-m1-max").modelled_error + more
+    speed = device["figures"]["tokens_per_s"]
+    assert speed["value"] == pytest.approx(1000 / 51)
+    assert (speed["low"], speed["high"]) == (pytest.approx(1000 / 96 / wide), pytest.approx(1000 / 6 * wide))
 
 
 @pytest.mark.slow
