@@ -27,12 +27,6 @@ with build_locks([Path(sys.argv[1])]) if sys.argv[2] == "build" else job_lock(Pa
 SINCE = r"since \d{4}-\d\d-\d\d \d\d:\d\d:\d\d"
 
 
-@pytest.fixture(autouse=True)
-def _of_no_build(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(BUILD_VARIABLE, "")  # so that what a build sets is taken back after the test
-    monkeypatch.delenv(BUILD_VARIABLE)
-
-
 @contextmanager
 def holder(folder: Path, what: str) -> Iterator[subprocess.Popen[str]]:
     """Another process that holds the lock of a build, or that of a job of the stage `what`; killed at the end."""
