@@ -24,23 +24,22 @@ struct Bytes32 {
     using Bytes = __m256i;
     static Bytes field(const uint8_t* p, int shift, int mask) {
         const __m256i bytes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
-        return _mm256_and_si256(_mm256_srli_epi16(bytes, shift), _mm256_set1_epi8(static_cast<char>(mask)));
+        const __m256i shifted = shift < 0 ? _mm256_slli_epi16(bytes, -shift) : _mm256_srli_epi16(bytes, shift);
+        return _mm256_and_si256(shifted, _mm256_set1_epi8(static_cast<char>(mask)));
     }
     static Bytes nibbles(const uint8_t* p) {
         const __m128i pairs = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p)), low = _mm_set1_epi8(15);
         return _mm256_set_m128i(_mm_and_si128(_mm_srli_epi16(pairs, 4), low), _mm_and_si128(pairs, low));
     }
-    static Bytes bits(const uint8_t* p) {
+    static Bytes bits(const uint8_t* p, int place) {
         int32_t found;
         __builtin_memcpy(&found, p, sizeof found);
         const __m256i places = _mm256_setr_epi64x(0, 0x0101010101010101, 0x0202020202020202, 0x0303030303030303);
         const __m256i own = _mm256_set1_epi64x(static_cast<int64_t>(0x8040201008040201));
         const __m256i bytes = _mm256_and_si256(_mm256_shuffle_epi8(_mm256_set1_epi32(found), places), own);
-        return _mm256_and_si256(_mm256_cmpeq_epi8(bytes, own), _mm256_set1_epi8(1));
+        return _mm256_and_si256(_mm256_cmpeq_epi8(bytes, own), _mm256_set1_epi8(static_cast<char>(1 << place)));
     }
-    static Bytes raised(Bytes codes, Bytes high, int places) {
-        return _mm256_or_si256(codes, _mm256_slli_epi16(high, places));
-    }
+    static Bytes joined(Bytes low, Bytes high) { return _mm256_or_si256(low, high); }
     static Bytes levels(Bytes codes) {
         const __m128i table = _mm_loadu_si128(reinterpret_cast<const __m128i*>(kLevels));
         return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(table), codes);

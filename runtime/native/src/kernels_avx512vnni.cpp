@@ -199,15 +199,17 @@ void round_packed(Format format, const float* x, int64_t blocks, const Rounded& 
 
 void dot_rounded_packed(Format format, const uint8_t* const* rows, int64_t count, int64_t length, const Rounded& x,
                         float* out) {
-    over_rounded_rows(format, rows, count, length, x,
-                      [&](auto type, auto planes, auto taken, int64_t i) {
-                          constexpr Format F = decltype(type)::value;
-                          constexpr int P = decltype(planes)::value, R = decltype(taken)::value;
-                          if constexpr (has_layout(F))
-                              dot_pieces<F, P, R>(rows + i, length, x, out + i);
-                          else
-                              dot_pairs<P, R>(rows + i, blocks_of(length), x, out + i);
-                      });
+    over_planes(format, x, [&](auto type, auto planes) {
+        constexpr Format F = decltype(type)::value;
+        constexpr int P = decltype(planes)::value;
+        over_rows<F>(rows, count, length, [&](auto taken, int64_t i) {
+            constexpr int R = decltype(taken)::value;
+            if constexpr (has_layout(F))
+                dot_pieces<F, P, R>(rows + i, length, x, out + i);
+            else
+                dot_pairs<P, R>(rows + i, blocks_of(length), x, out + i);
+        });
+    });
 }
 
 }  // namespace

@@ -1,9 +1,10 @@
 // Blocks of the formats with a layout (formats.h), in pieces of 256 values: one block, or eight. A format is data here:
 // where the codes' bits stand, and what a group's numbers are. Over an `Isa` that also defines
-//   Bytes (32 signed numbers of 8 bits, in order), field(p, shift, mask) = 32 bytes >> shift & mask, nibbles(p) = the
-//   low and then the high halves of 16 bytes, bits(p) = each bit of 4 bytes, raised(codes, high, places) = codes | high
-//   << places, levels(codes) = kLevels[code], widen(codes, V[32 / kWidth]) to floats, half(p) = a float16, halves(p,
-//   stride, out) = 8 of them, and multiples(unit, 8 bytes in two words, zero, out) = unit * (byte - zero).
+//   Bytes (32 signed numbers of 8 bits, in order), field(p, shift, mask) = 32 bytes >> shift (to the left if negative)
+//   & mask, nibbles(p) = the low and then the high halves of 16 bytes, bits(p, place) = each bit of 4 bytes << place,
+//   joined(low, high) = low | high, levels(codes) = kLevels[code], widen(codes, V[32 / kWidth]) to floats, half(p) = a
+//   float16, halves(p, stride, out) = 8 of them, and multiples(unit, 8 bytes in two words, zero, out) = unit * (byte -
+//   zero).
 // kernels_body.h includes this.
 #pragma once
 
@@ -42,16 +43,16 @@ template <Format F>
     if constexpr (kHas.values == kBlock) {
         const uint8_t* block = piece + part * kHas.bytes;
         const typename Isa::Bytes codes = Isa::nibbles(block + kHas.low_at);
-        if constexpr (kHas.high_bits > 0) return Isa::raised(codes, Isa::bits(block + kHas.high_at), kHas.low_bits);
+        if constexpr (kHas.high_bits > 0) return Isa::joined(codes, Isa::bits(block + kHas.high_at, kHas.low_bits));
         if constexpr (F == Format::iq4_nl) return Isa::levels(codes);
         return codes;
     } else {
-        const auto bits = [&](int at, Field field, int count) {
-            return Isa::field(piece + at + field.at, field.shift, (1 << count) - 1);
+        const auto bits = [&](int at, Field field, int count, int place) __attribute__((always_inline)) {
+            return Isa::field(piece + at + field.at, field.shift - place, ((1 << count) - 1) << place);
         };
-        const typename Isa::Bytes codes = bits(kHas.low_at, low_field(F, part), kHas.low_bits);
+        const typename Isa::Bytes codes = bits(kHas.low_at, low_field(F, part), kHas.low_bits, 0);
         if constexpr (kHas.high_bits == 0) return codes;
-        return Isa::raised(codes, bits(kHas.high_at, high_field(F, part), kHas.high_bits), kHas.low_bits);
+        return Isa::joined(codes, bits(kHas.high_at, high_field(F, part), kHas.high_bits, kHas.low_bits));
     }
 }
 

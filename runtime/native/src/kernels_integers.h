@@ -34,65 +34,76 @@ inline void dot_rounded_rows(const uint8_t* const* rows, int64_t blocks, const R
     for (int r = 0; r < R; ++r) out[r] = Isa::sum(sums[r]);
 }
 
-// Minima are multiplied by the sums of x, so that codes need no subtraction. Not inlined: among the loops of all formats
-// in one function, GCC finds no good registers for some (q3_k took half as long again).
-template <Format F, int P, int R>
-[[gnu::noinline]] void dot_rounded_pieces(const uint8_t* const* rows, int64_t length, const Rounded& x, float* out) {
-    constexpr int kEach = kGroups<F>;
-    V sums[R][4];
-    float rests[R][16] = {};
-    for (int r = 0; r < R; ++r)
-        for (V& sum : sums[r]) sum = Isa::zero();
-    const int64_t whole = over_whole_chunks<F, R>(rows, length, [&](int64_t piece, const auto& at) {
-        const float* const of_x = x.scales + piece * 2 * kEach;
-        for (int r = 0; r < R; ++r) {
-            const Terms<F> terms(at(r));
-            float scales[kEach];
-            V own[4] = {sums[r][0], sums[r][1], sums[r][2], sums[r][3]};
-            for (int g = 0; g < kEach; ++g) {
-                scales[g] = terms.scales[g] * of_x[g];
-                rests[r][g] += terms.minima[g] * of_x[kEach + g];
-            }
-#pragma GCC unroll 8
-            for (int part = 0; part < kParts; ++part)
-                own[part % 4] =
-                    Isa::template add_products<F, P>(codes_at<F>(at(r), part), x, piece * kPiece + part * kBlock,
-                                                     scales + part * kEach / kParts, own[part % 4]);
-            for (int i = 0; i < 4; ++i) sums[r][i] = own[i];
+// out[g] = left[g] * right[g], and sums[g] += starts[g] * of_x[g] for the groups of a piece
+template <int kEach>
+[[gnu::always_inline]] inline void scale_groups(const float* left, const float* right, float* out, const float* starts,
+                                                const float* of_x, float* sums) {
+    if constexpr (kEach % Isa::kWidth == 0) {
+        for (int g = 0; g < kEach; g += Isa::kWidth) {
+            Isa::store(out + g, Isa::mul(Isa::load(left + g), Isa::load(right + g)));
+            Isa::store(sums + g, Isa::add(Isa::load(sums + g), Isa::mul(Isa::load(starts + g), Isa::load(of_x + g))));
         }
+    } else {
+        for (int g = 0; g < kEach; ++g) out[g] = left[g] * right[g], sums[g] += starts[g] * of_x[g];
+    }
+    asm("" : "+m"(*reinterpret_cast<float(*)[kEach]>(out)));  // else GCC takes each scale out of a register, not memory
+}
+
+// The product with one row. Minima are multiplied by the sums of x, so that codes need no subtraction.
+template <Format F, int P>
+[[gnu::always_inline]] inline float dot_pieces(const uint8_t* const* row, int64_t length, const Rounded& x) {
+    constexpr int kEach = kGroups<F>;
+    V sums[4] = {Isa::zero(), Isa::zero(), Isa::zero(), Isa::zero()};
+    float rests[16] = {}, scales[kEach], last = 0.0f;
+    const int64_t whole = over_whole_chunks<F, 1>(row, length, [&](int64_t piece, const auto& at) {
+        const float* const of_x = x.scales + piece * 2 * kEach;
+        const Terms<F> terms(at(0));
+        scale_groups<kEach>(terms.scales, of_x, scales, terms.minima, of_x + kEach, rests);
+#pragma GCC unroll 8
+        for (int part = 0; part < kParts; ++part)
+            sums[part % 4] =
+                Isa::template add_products<F, P>(codes_at<F>(at(0), part), x, piece * kPiece + part * kBlock,
+                                                 scales + part * kEach / kParts, sums[part % 4]);
     });
     if constexpr (kLayout<F>.values == kBlock) {  // blocks of no whole piece, one by one: to pad them takes as long
         const float* const of_x = x.scales + whole * 2 * kEach;
-        for (int g = 0; g < static_cast<int>(blocks_of(length) - whole * kParts); ++g)
-            for (int r = 0; r < R; ++r) {
-                const uint8_t* const piece = rows[r] + whole * kChunkBytes<F>;
-                const uint8_t* const block = piece + g * block_bytes(F);
-                const float own = Isa::half(block + kLayout<F>.scale_at);
-                const float least = kHasMinima<F> ? Isa::half(block + kLayout<F>.minimum_at) : own;
-                const float scale[2] = {own * of_x[g], 0.0f};
-                rests[r][g] += least * of_x[kEach + g];
-                sums[r][g % 4] = Isa::template add_products<F, P>(codes_at<F>(piece, g), x, whole * kPiece + g * kBlock,
-                                                                  scale, sums[r][g % 4]);
-            }
+        const uint8_t* const piece = *row + whole * kChunkBytes<F>;
+        const int left = static_cast<int>(blocks_of(length) - whole * kParts);
+#pragma GCC unroll 8
+        for (int g = 0; g < kParts - 1; ++g) {
+            if (g >= left) break;
+            const uint8_t* const block = piece + g * block_bytes(F);
+            const float own = Isa::half(block + kLayout<F>.scale_at), scale = own * of_x[g];
+            last += (kHasMinima<F> ? Isa::half(block + kLayout<F>.minimum_at) : own) * of_x[kEach + g];
+            sums[g % 4] = Isa::template add_products<F, P>(codes_at<F>(piece, g), x, whole * kPiece + g * kBlock,
+                                                           &scale, sums[g % 4]);
+        }
     }
-    for (int r = 0; r < R; ++r) {
-        V sum = Isa::add(Isa::add(sums[r][0], sums[r][1]), Isa::add(sums[r][2], sums[r][3]));
-        for (int g = 0; g < 16; g += Isa::kWidth) sum = Isa::add(sum, Isa::load(rests[r] + g));
-        out[r] = Isa::sum(sum);
-    }
+    V sum = Isa::add(Isa::add(sums[0], sums[1]), Isa::add(sums[2], sums[3]));
+    for (int g = 0; g < 16; g += Isa::kWidth) sum = Isa::add(sum, Isa::load(rests + g));
+    return Isa::sum(sum) + last;
+}
+
+// Not inlined: among the loops of all formats in one function, GCC finds no good registers for some (q3_k took half as
+// long again).
+template <Format F, int P>
+[[gnu::noinline]] void dot_rounded_pieces(const uint8_t* const* rows, int64_t count, int64_t length, const Rounded& x,
+                                          float* out) {
+    over_rows<F>(rows, count, length, [&](auto, int64_t i) { out[i] = dot_pieces<F, P>(rows + i, length, x); });
 }
 
 void dot_rounded(Format format, const uint8_t* const* rows, int64_t count, int64_t length, const Rounded& x,
                  float* out) {
-    over_rounded_rows(format, rows, count, length, x,
-                      [&](auto type, auto planes, auto taken, int64_t i) {
-                          constexpr Format F = decltype(type)::value;
-                          constexpr int P = decltype(planes)::value, R = decltype(taken)::value;
-                          if constexpr (has_layout(F))
-                              dot_rounded_pieces<F, P, R>(rows + i, length, x, out + i);
-                          else
-                              dot_rounded_rows<F, P, R>(rows + i, blocks_of(length), x, out + i);
-                      });
+    over_planes(format, x, [&](auto type, auto planes) {
+        constexpr Format F = decltype(type)::value;
+        constexpr int P = decltype(planes)::value;
+        if constexpr (has_layout(F))
+            dot_rounded_pieces<F, P>(rows, count, length, x, out);
+        else
+            over_rows<F>(rows, count, length, [&](auto taken, int64_t i) {
+                dot_rounded_rows<F, P, decltype(taken)::value>(rows + i, blocks_of(length), x, out + i);
+            });
+    });
 }
 
 }  // namespace

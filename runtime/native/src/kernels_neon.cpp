@@ -78,16 +78,16 @@ struct Isa {
         const uint8x16_t pairs = vld1q_u8(p);
         return signed_codes(vandq_u8(pairs, vdupq_n_u8(15)), vshrq_n_u8(pairs, 4));
     }
-    static Bytes bits(const uint8_t* p) {
+    static Bytes bits(const uint8_t* p, int place) {
         const uint8x16_t own = vreinterpretq_u8_u64(vdupq_n_u64(0x8040201008040201));
-        const auto half_of = [own](uint8_t first, uint8_t second) {
-            return vandq_u8(vtstq_u8(vcombine_u8(vdup_n_u8(first), vdup_n_u8(second)), own), vdupq_n_u8(1));
+        const uint8x16_t kept = vdupq_n_u8(static_cast<uint8_t>(1 << place));
+        const auto half_of = [own, kept](uint8_t first, uint8_t second) {
+            return vandq_u8(vtstq_u8(vcombine_u8(vdup_n_u8(first), vdup_n_u8(second)), own), kept);
         };
         return signed_codes(half_of(p[0], p[1]), half_of(p[2], p[3]));
     }
-    static Bytes raised(Bytes codes, Bytes high, int places) {
-        const int8x16_t left = vdupq_n_s8(static_cast<int8_t>(places));
-        return {{vorrq_s8(codes.val[0], vshlq_s8(high.val[0], left)), vorrq_s8(codes.val[1], vshlq_s8(high.val[1], left))}};
+    static Bytes joined(Bytes low, Bytes high) {
+        return {{vorrq_s8(low.val[0], high.val[0]), vorrq_s8(low.val[1], high.val[1])}};
     }
     static Bytes levels(Bytes codes) {
         const int8x16_t table = vld1q_s8(kLevels);

@@ -90,16 +90,16 @@ struct Isa {
         return found;
     }
     static Bytes field(const uint8_t* p, int shift, int mask) {
-        return each([=](int i) { return p[i] >> shift & mask; });
+        return each([=](int i) { return (shift < 0 ? p[i] << -shift : p[i] >> shift) & mask; });
     }
     static Bytes nibbles(const uint8_t* p) {
         return each([=](int i) { return p[i % 16] >> (i / 16 * 4) & 15; });
     }
-    static Bytes bits(const uint8_t* p) {
-        return each([=](int i) { return p[i / 8] >> (i % 8) & 1; });
+    static Bytes bits(const uint8_t* p, int place) {
+        return each([=](int i) { return (p[i / 8] >> (i % 8) & 1) << place; });
     }
-    static Bytes raised(const Bytes& codes, const Bytes& high, int places) {
-        return each([&](int i) { return codes.numbers[i] | high.numbers[i] << places; });
+    static Bytes joined(const Bytes& low, const Bytes& high) {
+        return each([&](int i) { return low.numbers[i] | high.numbers[i]; });
     }
     static Bytes levels(const Bytes& codes) {
         return each([&](int i) { return kLevels[codes.numbers[i]]; });

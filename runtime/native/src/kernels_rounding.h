@@ -67,17 +67,13 @@ inline void round_layout(Format format, int zero, const float* x, int64_t blocks
     round(group, factor, x, blocks, out);
 }
 
-// `over_rows` for products with rounded vectors: `step` also gets the format, which is not fp16, and the number of planes.
+// Calls `step` with the format, which is not fp16, and the number of planes, as types.
 template <typename Step>
-inline void over_rounded_rows(Format format, const uint8_t* const* rows, int64_t count, int64_t length,
-                              const Rounded& x, const Step& step) {
-    const auto with_planes = [&](auto type, auto planes) {
-        over_rows<decltype(type)::value>(rows, count, length, [&](auto taken, int64_t i) { step(type, planes, taken, i); });
-    };
+inline void over_planes(Format format, const Rounded& x, const Step& step) {
     with_format(format, [&](auto type) {
         if constexpr (decltype(type)::value != Format::fp16) {
-            if (x.num_planes == 2) return with_planes(type, Count<2>{});
-            with_planes(type, Count<1>{});
+            if (x.num_planes == 2) return step(type, Count<2>{});
+            step(type, Count<1>{});
         }
     });
 }
