@@ -12,7 +12,7 @@
 namespace coldpress {
 namespace {
 
-constexpr int64_t kTaskBytes = 16 << 10;
+constexpr int64_t kLeastTaskBytes = 16 << 10, kMostTaskBytes = 128 << 10, kTasks = 32;  // of a product
 constexpr int64_t kPartBytes = 512 << 10, kMostParts = 16;  // bytes of rows with a separate sum, and most such parts
 
 int64_t bytes_of(const Rows& rows) { return rows.count * row_bytes(rows.format, rows.length); }
@@ -30,7 +30,7 @@ std::vector<const uint8_t*> pointers(const Rows& rows, int64_t first, int64_t la
 
 int64_t rows_per_task(const Rows& rows) {
     const int64_t bytes = std::max<int64_t>(1, row_bytes(rows.format, rows.length));
-    return std::max<int64_t>(4, kTaskBytes / bytes / 4 * 4);
+    return std::max<int64_t>(4, std::clamp(bytes_of(rows) / kTasks, kLeastTaskBytes, kMostTaskBytes) / bytes / 4 * 4);
 }
 
 }  // namespace
