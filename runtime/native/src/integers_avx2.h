@@ -22,6 +22,7 @@ inline __m256i eight_words(const uint8_t* p, int64_t stride) {
 // What kernels_blocks.h and kernels_integers.h ask of an instruction set with AVX2, but for the width of floats.
 struct Bytes32 {
     using Bytes = __m256i;
+    static constexpr bool kSharesCodes = true;
     static Bytes field(const uint8_t* p, int shift, int mask) {
         const __m256i bytes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
         const __m256i shifted = shift < 0 ? _mm256_slli_epi16(bytes, -shift) : _mm256_srli_epi16(bytes, shift);
@@ -80,10 +81,23 @@ struct Bytes32 {
         return _mm256_madd_epi16(_mm256_maddubs_epi16(_mm256_abs_epi8(numbers), levels), one);
     }
     static Ints join(Ints high, Ints low) { return _mm256_add_epi32(_mm256_slli_epi32(high, 8), low); }
+    // Two planes become words of 16 bits: values 0 to 7 and 16 to 23, and the others.
+    static void arrange(int8_t* high, int8_t* low) {
+        const auto upper = reinterpret_cast<__m256i*>(high), lower = reinterpret_cast<__m256i*>(low);
+        const __m256i bytes = _mm256_loadu_si256(upper), rest = _mm256_loadu_si256(lower), zero = _mm256_setzero_si256();
+        const __m256i signs = _mm256_cmpgt_epi8(zero, rest);
+        _mm256_storeu_si256(upper, _mm256_add_epi16(_mm256_unpacklo_epi8(zero, bytes), _mm256_unpacklo_epi8(rest, signs)));
+        _mm256_storeu_si256(lower, _mm256_add_epi16(_mm256_unpackhi_epi8(zero, bytes), _mm256_unpackhi_epi8(rest, signs)));
+    }
     template <Format F, int P>
     static Ints code_products(Bytes codes, const Rounded& x, int64_t at) {
-        const Ints high = code_products<F>(codes, x.planes[0] + at);
-        return P == 1 ? high : join(high, code_products<F>(codes, x.planes[1] + at));
+        if constexpr (P == 1) return code_products<F>(codes, x.planes[0] + at);
+        const __m256i zero = _mm256_setzero_si256(), signs = F == Format::iq4_nl ? _mm256_cmpgt_epi8(zero, codes) : zero;
+        const auto words = [&](int plane) {
+            return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(x.planes[plane] + at));
+        };
+        return _mm256_add_epi32(_mm256_madd_epi16(_mm256_unpacklo_epi8(codes, signs), words(0)),
+                                _mm256_madd_epi16(_mm256_unpackhi_epi8(codes, signs), words(1)));
     }
     // The scale of each of 8 lanes.
     template <Format F>

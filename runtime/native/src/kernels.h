@@ -51,9 +51,9 @@ struct Kernels {
     // Fills `out` from x[blocks * kBlock] for `dot_rounded` with rows of this format, which is not fp16. Products with a
     // group that has an infinity or not-a-number are not-a-number.
     void (*round)(Format, const float* x, int64_t blocks, const Rounded& out);
-    // out[i] = dot(row i, rounded x): integers inside a group, float32 across groups
-    void (*dot_rounded)(Format, const uint8_t* const* rows, int64_t count, int64_t length, const Rounded& x,
-                        float* out);
+    // out[t][i] = dot(row i, rounded x[t]), all of as many planes: integers inside a group, float32 across groups
+    void (*dot_rounded)(Format, const uint8_t* const* rows, int64_t count, int64_t length, int tokens, const Rounded* x,
+                        float* const* out);
     // out[b * stride .. + 32) = block b of the row; behind the row's end the format's padding if `padded`, else nothing
     void (*decode)(Format, const uint8_t* row, int64_t length, int64_t stride, bool padded, float* out);
     // values[i] = exp(values[i] - peak); returns their sum. With the maximum as peak this gives a stable softmax.

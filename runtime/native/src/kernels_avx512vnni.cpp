@@ -197,17 +197,19 @@ void round_packed(Format format, const float* x, int64_t blocks, const Rounded& 
     });
 }
 
-void dot_rounded_packed(Format format, const uint8_t* const* rows, int64_t count, int64_t length, const Rounded& x,
-                        float* out) {
-    over_planes(format, x, [&](auto type, auto planes) {
+void dot_rounded_packed(Format format, const uint8_t* const* rows, int64_t count, int64_t length, int tokens,
+                        const Rounded* x, float* const* out) {
+    over_planes(format, x[0], [&](auto type, auto planes) {
         constexpr Format F = decltype(type)::value;
         constexpr int P = decltype(planes)::value;
         over_rows<F>(rows, count, length, [&](auto taken, int64_t i) {
             constexpr int R = decltype(taken)::value;
-            if constexpr (has_layout(F))
-                dot_pieces<F, P, R>(rows + i, length, x, out + i);
-            else
-                dot_pairs<P, R>(rows + i, blocks_of(length), x, out + i);
+            for (int t = 0; t < tokens; ++t) {
+                if constexpr (has_layout(F))
+                    dot_pieces<F, P, R>(rows + i, length, x[t], out[t] + i);
+                else
+                    dot_pairs<P, R>(rows + i, blocks_of(length), x[t], out[t] + i);
+            }
         });
     });
 }

@@ -1,7 +1,8 @@
 // Products of quantized rows and rounded vectors, over an Isa that also defines
 //   Ints (partial sums of 32 bits), products(block of int8_group32, 32 whole numbers of 8 bits), join(high, low) =
 //   256 * high + low, and to_float; for formats with a layout, add_products<F, P>(codes of 32 values, x, their place
-//   in x, their groups' scales, sum) -> sum + products * scales.
+//   in x, their groups' scales, sum) -> sum + products * scales, arrange(high, low), which brings a block of two planes
+//   of x into the order that add_products takes, and kSharesCodes: whether several vectors share unpacked codes.
 // Include after kernels_body.h; like there, everything is in an anonymous namespace.
 #include "kernels_rounding.h"
 
@@ -9,7 +10,12 @@ namespace coldpress {
 namespace {
 
 void round_blocks(Format format, const float* x, int64_t blocks, const Rounded& out) {
-    if (has_layout(format)) return round_layout(format, layout_of(format).zero, x, blocks, out);
+    if (has_layout(format)) {
+        round_layout(format, layout_of(format).zero, x, blocks, out);
+        for (int64_t at = 0; out.num_planes == 2 && at < blocks * kBlock; at += kBlock)
+            Isa::arrange(out.planes[0] + at, out.planes[1] + at);
+        return;
+    }
     for (int64_t b = 0; b < blocks; ++b) {
         const int64_t at = b * kBlock;
         out.scales[b] = out.num_planes == 2 ? round_group<2>(x + at, out.planes[0] + at, out.planes[1] + at)
@@ -49,59 +55,99 @@ template <int kEach>
     asm("" : "+m"(*reinterpret_cast<float(*)[kEach]>(out)));  // else GCC takes each scale out of a register, not memory
 }
 
-// The product with one row. Minima are multiplied by the sums of x, so that codes need no subtraction.
-template <Format F, int P>
-[[gnu::always_inline]] inline float dot_pieces(const uint8_t* const* row, int64_t length, const Rounded& x) {
+// out[t] = the product of a row and x[t]. Minima are multiplied by the sums of x, so that codes need no subtraction.
+template <Format F, int P, int T>
+[[gnu::always_inline]] inline void dot_pieces(const uint8_t* const* row, int64_t length, const Rounded* x, float* out) {
     constexpr int kEach = kGroups<F>;
-    V sums[4] = {Isa::zero(), Isa::zero(), Isa::zero(), Isa::zero()};
-    float rests[16] = {}, scales[kEach], last = 0.0f;
+    V sums[T];
+    float rests[T][16] = {}, scales[T][kEach], last[T] = {};
+    for (V& sum : sums) sum = Isa::zero();
     const int64_t whole = over_whole_chunks<F, 1>(row, length, [&](int64_t piece, const auto& at) {
-        const float* const of_x = x.scales + piece * 2 * kEach;
         const Terms<F> terms(at(0));
-        scale_groups<kEach>(terms.scales, of_x, scales, terms.minima, of_x + kEach, rests);
+        for (int t = 0; t < T; ++t) {
+            const float* const of_x = x[t].scales + piece * 2 * kEach;
+            scale_groups<kEach>(terms.scales, of_x, scales[t], terms.minima, of_x + kEach, rests[t]);
+        }
 #pragma GCC unroll 8
-        for (int part = 0; part < kParts; ++part)
-            sums[part % 4] =
-                Isa::template add_products<F, P>(codes_at<F>(at(0), part), x, piece * kPiece + part * kBlock,
-                                                 scales + part * kEach / kParts, sums[part % 4]);
+        for (int part = 0; part < kParts; ++part) {
+            const auto codes = codes_at<F>(at(0), part);
+            for (int t = 0; t < T; ++t)
+                sums[t] = Isa::template add_products<F, P>(codes, x[t], piece * kPiece + part * kBlock,
+                                                           scales[t] + part * kEach / kParts, sums[t]);
+        }
     });
     if constexpr (kLayout<F>.values == kBlock) {  // blocks of no whole piece, one by one: to pad them takes as long
-        const float* const of_x = x.scales + whole * 2 * kEach;
         const uint8_t* const piece = *row + whole * kChunkBytes<F>;
         const int left = static_cast<int>(blocks_of(length) - whole * kParts);
 #pragma GCC unroll 8
         for (int g = 0; g < kParts - 1; ++g) {
             if (g >= left) break;
             const uint8_t* const block = piece + g * block_bytes(F);
-            const float own = Isa::half(block + kLayout<F>.scale_at), scale = own * of_x[g];
-            last += (kHasMinima<F> ? Isa::half(block + kLayout<F>.minimum_at) : own) * of_x[kEach + g];
-            sums[g % 4] = Isa::template add_products<F, P>(codes_at<F>(piece, g), x, whole * kPiece + g * kBlock,
-                                                           &scale, sums[g % 4]);
+            const float own = Isa::half(block + kLayout<F>.scale_at);
+            const float least = kHasMinima<F> ? Isa::half(block + kLayout<F>.minimum_at) : own;
+            const auto codes = codes_at<F>(piece, g);
+            for (int t = 0; t < T; ++t) {
+                const float *const of_x = x[t].scales + whole * 2 * kEach, scale = own * of_x[g];
+                last[t] += least * of_x[kEach + g];
+                sums[t] = Isa::template add_products<F, P>(codes, x[t], whole * kPiece + g * kBlock, &scale, sums[t]);
+            }
         }
     }
-    V sum = Isa::add(Isa::add(sums[0], sums[1]), Isa::add(sums[2], sums[3]));
-    for (int g = 0; g < 16; g += Isa::kWidth) sum = Isa::add(sum, Isa::load(rests + g));
-    return Isa::sum(sum) + last;
+    for (int t = 0; t < T; ++t) {
+        for (int g = 0; g < 16; g += Isa::kWidth) sums[t] = Isa::add(sums[t], Isa::load(rests[t] + g));
+        out[t] = Isa::sum(sums[t]) + last[t];
+    }
 }
 
 // Not inlined: among the loops of all formats in one function, GCC finds no good registers for some (q3_k took half as
 // long again).
-template <Format F, int P>
-[[gnu::noinline]] void dot_rounded_pieces(const uint8_t* const* rows, int64_t count, int64_t length, const Rounded& x,
-                                          float* out) {
-    over_rows<F>(rows, count, length, [&](auto, int64_t i) { out[i] = dot_pieces<F, P>(rows + i, length, x); });
+template <Format F, int P, int T>
+[[gnu::noinline]] void dot_rounded_pieces(const uint8_t* const* rows, int64_t count, int64_t length, const Rounded* x,
+                                          float* const* out) {
+    over_rows<F>(rows, count, length, [&](auto, int64_t i) {
+        float found[T];
+        dot_pieces<F, P, T>(rows + i, length, x, found);
+        for (int t = 0; t < T; ++t) out[t][i] = found[t];
+    });
 }
 
-void dot_rounded(Format format, const uint8_t* const* rows, int64_t count, int64_t length, const Rounded& x,
-                 float* out) {
-    over_planes(format, x, [&](auto type, auto planes) {
+// Calls act(T, T vectors, T places for their products) for up to 7 vectors at a time, whose sums fit 16 registers. Of 7
+// the last may repeat the first: that takes less than to unpack the rows again.
+template <class Act>
+inline void over_vectors(int tokens, const Rounded* x, float* const* out, const Act& act) {
+    int first = 0;
+    while (first < tokens) {
+        const int left = tokens - first;
+        const auto take = [&](auto group) {
+            constexpr int T = decltype(group)::value;
+            Rounded own[T];
+            float* to[T];
+            for (int t = 0; t < T; ++t) own[t] = x[first + (t < left ? t : 0)], to[t] = out[first + (t < left ? t : 0)];
+            act(group, own, to);
+            first += T;
+        };
+        if constexpr (!Isa::kSharesCodes) {
+            take(Count<1>{});
+        } else {
+            left > 4 ? take(Count<7>{}) : left == 4 ? take(Count<4>{}) : left == 3 ? take(Count<3>{})
+                     : left == 2            ? take(Count<2>{}) : take(Count<1>{});
+        }
+    }
+}
+
+void dot_rounded(Format format, const uint8_t* const* rows, int64_t count, int64_t length, int tokens,
+                 const Rounded* x, float* const* out) {
+    over_planes(format, x[0], [&](auto type, auto planes) {
         constexpr Format F = decltype(type)::value;
         constexpr int P = decltype(planes)::value;
         if constexpr (has_layout(F))
-            dot_rounded_pieces<F, P>(rows, count, length, x, out);
+            over_vectors(tokens, x, out, [&](auto group, const Rounded* own, float* const* to) {
+                dot_rounded_pieces<F, P, decltype(group)::value>(rows, count, length, own, to);
+            });
         else
             over_rows<F>(rows, count, length, [&](auto taken, int64_t i) {
-                dot_rounded_rows<F, P, decltype(taken)::value>(rows + i, blocks_of(length), x, out + i);
+                for (int t = 0; t < tokens; ++t)
+                    dot_rounded_rows<F, P, decltype(taken)::value>(rows + i, blocks_of(length), x[t], out[t] + i);
             });
     });
 }

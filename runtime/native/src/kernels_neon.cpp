@@ -61,10 +61,12 @@ struct Isa {
         const int8x16_t first = vreinterpretq_s8_u8(vld1q_u8(block + 2)), last = vreinterpretq_s8_u8(vld1q_u8(block + 18));
         return add_products(add_products(vdupq_n_s32(0), first, vld1q_s8(x)), last, vld1q_s8(x + 16));
     }
+    static void arrange(int8_t*, int8_t*) {}
     static Ints join(Ints high, Ints low) { return vaddq_s32(vshlq_n_s32(high, 8), low); }
     static V to_float(Ints sums) { return vcvtq_f32_s32(sums); }
 
     using Bytes = int8x16x2_t;
+    static constexpr bool kSharesCodes = true;
     static Bytes signed_codes(uint8x16_t first, uint8x16_t second) {
         return {{vreinterpretq_s8_u8(first), vreinterpretq_s8_u8(second)}};
     }

@@ -71,12 +71,14 @@ struct Isa {
     static V scale(const uint8_t* block) { return set1(half(block)); }
 
     using Ints = Int4;
+    static constexpr bool kSharesCodes = false;
     static Ints products(const uint8_t* block, const int8_t* x) {
         int32_t lanes[16];
         for (int i = 0; i < 16; ++i) lanes[i] = level(block, i) * x[i] + level(block, i + 16) * x[i + 16];
         return (load_as<Int4>(lanes) + load_as<Int4>(lanes + 4)) +
                (load_as<Int4>(lanes + 8) + load_as<Int4>(lanes + 12));
     }
+    static void arrange(int8_t*, int8_t*) {}
     static Ints join(Ints high, Ints low) { return high * 256 + low; }
     static V to_float(Ints sums) { return __builtin_convertvector(sums, V); }
 

@@ -69,7 +69,7 @@ Input::Input(Format format, const float* x, int64_t length, int bits) : format_(
 }
 
 void Input::dot(const uint8_t* const* at, int64_t count, float* out) const {
-    if (rounded_) return kernels().dot_rounded(format_, at, count, length_, rounded_->view(), out);
+    if (rounded_) return kernels().dot_rounded(format_, at, count, length_, 1, &rounded_->view(), &out);
     const float* const x = floats();
     kernels().dot(format_, at, count, length_, 1, &x, &out);
 }
@@ -77,14 +77,17 @@ void Input::dot(const uint8_t* const* at, int64_t count, float* out) const {
 Inputs::Inputs(Format format, const float* x, int tokens, int64_t length, int bits) : format_(format), length_(length) {
     for (int t = 0; t < tokens; ++t) {
         const Input& one = each_.emplace_back(format, x + t * length, length, bits);
-        if (one.floats()) floats_.push_back(one.floats());
+        if (one.floats())
+            floats_.push_back(one.floats());
+        else
+            rounded_.push_back(*one.rounded());
     }
 }
 
 void Inputs::dot(const uint8_t* const* at, int64_t count, float* const* out) const {
-    if (!floats_.empty())
-        return kernels().dot(format_, at, count, length_, static_cast<int>(floats_.size()), floats_.data(), out);
-    for (size_t t = 0; t < each_.size(); ++t) each_[t].dot(at, count, out[t]);  // rows stay in the cache meanwhile
+    const int tokens = static_cast<int>(each_.size());
+    if (floats_.empty()) return kernels().dot_rounded(format_, at, count, length_, tokens, rounded_.data(), out);
+    kernels().dot(format_, at, count, length_, tokens, floats_.data(), out);
 }
 
 PartSums::PartSums(int64_t parts, int64_t length)

@@ -58,6 +58,8 @@ class Input {
 
     // x, padded with zeros; null if it is rounded
     const float* floats() const { return floats_ ? floats_->data() : nullptr; }
+    // x, rounded; null if it is not
+    const Rounded* rounded() const { return rounded_ ? &rounded_->view() : nullptr; }
 
    private:
     Format format_;
@@ -73,7 +75,7 @@ class Inputs {
     Inputs(Format format, const float* x, int tokens, int64_t length, int bits);
 
     // out[t][i] = dot(at[i], x[t]), each with the bits that it has alone; rows as in Input::dot, unpacked once for
-    // several vectors if none is rounded
+    // several vectors
     void dot(const uint8_t* const* at, int64_t count, float* const* out) const;
     const Input& operator[](int64_t t) const { return each_[static_cast<size_t>(t)]; }
 
@@ -82,6 +84,7 @@ class Inputs {
     int64_t length_;
     std::deque<Input> each_;
     std::vector<const float*> floats_;  // of all vectors; empty if they are rounded
+    std::vector<Rounded> rounded_;      // else these
 };
 
 // The sum of parts, added in order, no matter which part finishes first. Memory is reused as soon as a part is added,
