@@ -55,12 +55,12 @@ void finish(const Mlp& mlp, const Projection& projection, std::vector<float>& va
     active.drop_zeros();
 }
 
-void project(const Mlp& mlp, const Projection& projection, const Rows& units, int64_t next_offset, const Input& x,
-             Active& active) {
+void project(const Mlp& mlp, const Projection& projection, const Rows& units, int64_t next_offset, const Inputs& x,
+             int t, Active& active) {
     if (active.index.empty()) return;
     const auto at = active.rows(units, projection.offset, active.index.front(), next_offset);
     std::vector<float> values(active.index.size());
-    x.dot(at.data(), static_cast<int64_t>(values.size()), values.data());
+    x.dot_one(t, at.data(), static_cast<int64_t>(values.size()), values.data());
     finish(mlp, projection, values, active);
 }
 
@@ -74,7 +74,7 @@ void project_each(const Mlp& mlp, const Projection& projection, const Rows& unit
                   const Inputs& inputs, std::vector<Active>& active) {
     if (active[0].index.empty() || !same_units(active)) {
         for (size_t t = 0; t < active.size(); ++t)
-            project(mlp, projection, units, next_offset, inputs[static_cast<int64_t>(t)], active[t]);
+            project(mlp, projection, units, next_offset, inputs, static_cast<int>(t), active[t]);
         return;
     }
     const auto at = active[0].rows(units, projection.offset, active[0].index.front(), next_offset);

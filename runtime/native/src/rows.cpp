@@ -59,35 +59,21 @@ RoundedVector::RoundedVector(Format format, const float* x, int64_t length, int 
     kernels().round(format, padded.data(), blocks, view_);
 }
 
-Input::Input(Format format, const float* x, int64_t length, int bits) : format_(format), length_(length) {
-    if (bits != 0 && format != Format::fp16) {
-        rounded_.emplace(format, x, length, bits);
-    } else {
-        floats_.emplace(padded_values(length));
-        std::copy_n(x, length, floats_->data());
-    }
-}
-
-void Input::dot(const uint8_t* const* at, int64_t count, float* out) const {
-    if (rounded_) return kernels().dot_rounded(format_, at, count, length_, 1, &rounded_->view(), &out);
-    const float* const x = floats();
-    kernels().dot(format_, at, count, length_, 1, &x, &out);
-}
-
 Inputs::Inputs(Format format, const float* x, int tokens, int64_t length, int bits) : format_(format), length_(length) {
-    for (int t = 0; t < tokens; ++t) {
-        const Input& one = each_.emplace_back(format, x + t * length, length, bits);
-        if (one.floats())
-            floats_.push_back(one.floats());
-        else
-            rounded_.push_back(*one.rounded());
+    for (int t = 0; t < tokens; ++t, x += length) {
+        if (bits != 0 && format != Format::fp16) {
+            views_.push_back(rounded_.emplace_back(format, x, length, bits).view());
+        } else {
+            Floats& own = padded_.emplace_back(padded_values(length));
+            std::copy_n(x, length, own.data());
+            floats_.push_back(own.data());
+        }
     }
 }
 
-void Inputs::dot(const uint8_t* const* at, int64_t count, float* const* out) const {
-    const int tokens = static_cast<int>(each_.size());
-    if (floats_.empty()) return kernels().dot_rounded(format_, at, count, length_, tokens, rounded_.data(), out);
-    kernels().dot(format_, at, count, length_, tokens, floats_.data(), out);
+void Inputs::dot_some(int first, int tokens, const uint8_t* const* at, int64_t count, float* const* out) const {
+    if (floats_.empty()) return kernels().dot_rounded(format_, at, count, length_, tokens, &views_[first], out);
+    kernels().dot(format_, at, count, length_, tokens, &floats_[first], out);
 }
 
 PartSums::PartSums(int64_t parts, int64_t length)

@@ -4,7 +4,6 @@
 #include <cstdint>
 #include <deque>
 #include <mutex>
-#include <optional>
 #include <vector>
 
 #include "floats.h"
@@ -47,44 +46,30 @@ class RoundedVector {
     Rounded view_;
 };
 
-// The vector that rows multiply: float32, padded with zeros, if `bits` is 0 or the format has no codes, else rounded
-// to whole numbers of 8 or 16 bits.
-class Input {
-   public:
-    Input(Format format, const float* x, int64_t length, int bits);
-
-    // out[i] = dot(at[i], x); the `count` rows are followed by kRowsAhead rows to be read next
-    void dot(const uint8_t* const* at, int64_t count, float* out) const;
-
-    // x, padded with zeros; null if it is rounded
-    const float* floats() const { return floats_ ? floats_->data() : nullptr; }
-    // x, rounded; null if it is not
-    const Rounded* rounded() const { return rounded_ ? &rounded_->view() : nullptr; }
-
-   private:
-    Format format_;
-    int64_t length_;
-    std::optional<Floats> floats_;
-    std::optional<RoundedVector> rounded_;
-};
-
-// Several vectors that rows of one format multiply, each as Input takes it.
+// Vectors that rows of one format multiply: float32, padded with zeros, if `bits` is 0 or the format has no codes, else
+// rounded to whole numbers of 8 or 16 bits.
 class Inputs {
    public:
     // x[t, length] of `tokens` vectors
     Inputs(Format format, const float* x, int tokens, int64_t length, int bits);
 
-    // out[t][i] = dot(at[i], x[t]), each with the bits that it has alone; rows as in Input::dot, unpacked once for
-    // several vectors
-    void dot(const uint8_t* const* at, int64_t count, float* const* out) const;
-    const Input& operator[](int64_t t) const { return each_[static_cast<size_t>(t)]; }
+    // out[t][i] = dot(at[i], x[t]), each with the bits that it has alone; the `count` rows are followed by kRowsAhead
+    // rows to be read next, and unpacked once for several vectors
+    void dot(const uint8_t* const* at, int64_t count, float* const* out) const {
+        dot_some(0, static_cast<int>(floats_.size() + views_.size()), at, count, out);
+    }
+    // The same with vector t alone
+    void dot_one(int t, const uint8_t* const* at, int64_t count, float* out) const { dot_some(t, 1, at, count, &out); }
 
    private:
+    void dot_some(int first, int tokens, const uint8_t* const* at, int64_t count, float* const* out) const;
+
     Format format_;
     int64_t length_;
-    std::deque<Input> each_;
+    std::deque<Floats> padded_;
+    std::deque<RoundedVector> rounded_;
     std::vector<const float*> floats_;  // of all vectors; empty if they are rounded
-    std::vector<Rounded> rounded_;      // else these
+    std::vector<Rounded> views_;        // else these
 };
 
 // The sum of parts, added in order, no matter which part finishes first. Memory is reused as soon as a part is added,
