@@ -20,6 +20,7 @@ import numpy as np
 from coldpress.compiler.candidates import AUTO, caches_for
 from coldpress.compiler.io import Workspace
 from coldpress.compiler.quote.costs import build_costs
+from coldpress.compiler.quote.drafted import drafted_speed
 from coldpress.compiler.quote.first_token import first_token
 from coldpress.compiler.quote.records import DeviceQuote, Estimate, QuotedChoice, Step
 from coldpress.compiler.quote.reference import kind_of, real_like
@@ -229,16 +230,13 @@ class Quoting:
             "ppl_ratio": self._quality(best, division),
             **build_costs(self._source, self._device, division, self._budgets),
             "token_energy_j": Estimate(value=None, basis="unknown: the device's profile has no figure of energy"),
-            **self._drafted(),
+            **self._drafted(division),
         }
 
-    def _drafted(self) -> dict[str, Estimate]:
-        """Returns a figure for the draft model, unknown until a build compares both models; empty without one."""
-        named = self._source.given.get("draft_model")
-        if named is None:
-            return {}
-        words = f"unknown: a build compares {named}'s guesses with the model's choices; the figures are without drafts"
-        return {"drafted_tokens_per_s": Estimate(value=None, basis=words)}
+    def _drafted(self, division: Sparsity) -> dict[str, Estimate]:
+        """Returns the speed with the draft model, which no other figure has; empty without one."""
+        draft, model = self._source.draft, self._source.model
+        return {} if draft is None else {"drafted_tokens_per_s": drafted_speed(model, draft, division, self._device)}
 
     def _speed(self, tokens: list[TokenCost], division: Sparsity) -> dict[str, Estimate]:
         borrowed = self._source.basis != "measured" and not division.is_whole

@@ -8,7 +8,7 @@ units is unknown. Without a calibration its statistics are counted in the trace.
 
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from typing import Any, Literal
@@ -21,7 +21,7 @@ from coldpress.compiler.activity.signals import magnitude_edges, magnitude_histo
 from coldpress.compiler.candidates import AUTO, DENSE, candidates
 from coldpress.compiler.checkpoint.hub import snapshot
 from coldpress.compiler.checkpoint.packages import fetch
-from coldpress.compiler.checkpoint.shapes import read_shapes
+from coldpress.compiler.checkpoint.shapes import Shapes, read_shapes
 from coldpress.compiler.io import load_arrays, load_record, save_arrays
 from coldpress.compiler.quote.records import Basis
 from coldpress.compiler.quote.reference import Kind, RealModel, drawn_trace, kind_of, real_like
@@ -63,6 +63,8 @@ class QuoteSource:
     build: BuildConfig | None
     """Settings of a build of the model; None for an artifact."""
     artifact_bytes: int | None = None
+    draft: Shapes | None = None
+    """The draft model's shapes; None without one."""
 
     @property
     def max_ppl_ratio(self) -> float | None:
@@ -122,12 +124,26 @@ def _of_build(path: Path, keys: Mapping[str, str], folder: Path) -> QuoteSource:
         {**_origin(model.name, model.source, model.revision), **keys},
         folder,
         build,
+        draft=_draft_of(build),
     )
 
 
 def _of_config(named: str, keys: Mapping[str, str], folder: Path) -> QuoteSource:
     build = _resolved(named, keys)
-    reference = build.model
+    shapes = _shapes_of(build.model)
+    model = _without_files(
+        shapes.spec, build.model.name, {role: tensor.shape for role, tensor in shapes.tensors.items()}, NO_DIGEST
+    )
+    found = _guessed("config", model, _settings(build), {"model": named, **keys}, build, folder)
+    return replace(found, draft=_draft_of(build))
+
+
+def _draft_of(build: BuildConfig) -> Shapes | None:
+    return None if build.draft is None else _shapes_of(build.draft.model)
+
+
+def _shapes_of(reference: ModelReference) -> Shapes:
+    """Returns the shapes of a model by its config.json or GGUF file alone."""
     if reference.packages is not None:
         fetch(reference.packages, lambda line: print(line, file=sys.stderr))
     if reference.revision is None:
@@ -135,11 +151,7 @@ def _of_config(named: str, keys: Mapping[str, str], folder: Path) -> QuoteSource
         config = given if given.is_file() else given / CONFIG_FILE
     else:
         config = snapshot(reference.source, reference.revision, offline=False, patterns=[CONFIG_FILE]) / CONFIG_FILE
-    shapes = read_shapes(config)
-    model = _without_files(
-        shapes.spec, reference.name, {role: tensor.shape for role, tensor in shapes.tensors.items()}, NO_DIGEST
-    )
-    return _guessed("config", model, _settings(build), {"model": named, **keys}, build, folder)
+    return read_shapes(config)
 
 
 def _of_artifact(path: Path, keys: Mapping[str, str], folder: Path) -> QuoteSource:
@@ -149,16 +161,19 @@ def _of_artifact(path: Path, keys: Mapping[str, str], folder: Path) -> QuoteSour
     model = _without_files(manifest.model, name, _shapes(manifest), manifest.source.weights_sha256)
     size = sum(file.size_bytes for file in manifest.files)
     usual = {"context_length": str(manifest.plans[0].context_length)}
-    settings = _settings(_resolved(name, usual | dict(keys), _reference(name, model)))
+    build = _resolved(name, usual | dict(keys), _reference(name, model))
+    settings, draft = _settings(build), _draft_of(build)
     curves = _carried(artifact, path)
     if curves is None:
         guessed = _guessed("artifact", model, settings, given, None, folder)
-        return QuoteSource(**{**vars(guessed), "artifact_bytes": size})
+        return replace(guessed, artifact_bytes=size, draft=draft)
     # the curves may be those of the model before it was distilled
     curves = curves.model_copy(update={"weights_sha256": model.weights_sha256})
     words = f"curves that the artifact carries, {curves.num_tokens} tokens of validation text (stage explore)"
     activations = activations_of(curves, model.spec, folder).model_copy(update={"experts": load_curve(artifact)})
-    return QuoteSource("artifact", model, activations, curves, "measured", words, settings, given, folder, None, size)
+    return QuoteSource(
+        "artifact", model, activations, curves, "measured", words, settings, given, folder, None, size, draft
+    )
 
 
 def _reference(name: str, model: Model) -> ModelReference:

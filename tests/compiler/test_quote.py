@@ -89,8 +89,8 @@ def test_a_quote_says_that_drafts_are_not_in_its_figures(
     asked = (config_alone, "--dram-budget", "60%")
     (device,) = quoted(capsys, *asked, "--draft-model", str(config_alone))["devices"]
     figure = device["figures"].pop("drafted_tokens_per_s")
-    assert figure["value"] is None
-    assert figure["basis"].startswith(f"unknown: a build compares {config_alone}'s guesses")
+    assert 0 < figure["low"] < figure["value"] < figure["high"]
+    assert "tokens a pass" in figure["basis"]
     (alone,) = quoted(capsys, *asked)["devices"]
     assert {name: each["value"] for name, each in device["figures"].items()} == {
         name: each["value"] for name, each in alone["figures"].items()
