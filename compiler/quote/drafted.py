@@ -13,6 +13,7 @@ from coldpress.compiler.quote.records import Estimate
 from coldpress.compiler.workflow.settings import DRAFT_FORMAT
 from coldpress.runtime.store.computing import in_pass
 from coldpress.schemas.device import DeviceProfile
+from coldpress.schemas.families import HeadFormat, with_own
 from coldpress.schemas.sparsity import Sparsity
 
 
@@ -33,9 +34,10 @@ def drafted_speed(model: HasShapes, draft: Shapes, division: Sparsity, device: D
     if not division.is_whole or model.spec.is_mixture:
         return Estimate(value=None, basis="none: drafts are for dense runs, whose tokens all read the same")
     context = division.context_length
-    draft_bytes = weight_bytes(draft, DRAFT_FORMAT) - row_table_bytes(draft.spec, DRAFT_FORMAT)
+    formats = with_own(DRAFT_FORMAT, HeadFormat(role=draft.spec.head_role, format=DRAFT_FORMAT))
+    draft_bytes = weight_bytes(draft, formats) - row_table_bytes(draft.spec, formats)
     draft_bytes += kv_cache_bytes(draft.spec, context, "fp16")
-    whole = dense_run(draft, DRAFT_FORMAT, context, 2 * draft_bytes, device)
+    whole = dense_run(draft, formats, context, 2 * draft_bytes, device)
     left = division.budget.dram_budget_bytes - draft_bytes
 
     def token_s(passes: Passes) -> float | None:
