@@ -51,4 +51,4 @@ def drafted_speed(model: HasShapes, draft: Shapes, division: Sparsity, device: D
         return Estimate(value=None, basis="none: the draft model leaves too little DRAM")
     words = "; ".join(f"{one.tokens} tokens a pass of {one.drafts} drafts on {one.text}" for one in MEASURED)
     basis = f"model: {words}, measured with Qwen2.5-Coder-0.5B for the 1.5B; a build compares these models"
-    return Estimate(value=found[1], low=found[0], high=found[2], basis=basis)
+    return Estimate(value=found[1], low=found[0], high=found[2], is_most=device.compute is None, basis=basis)

@@ -123,7 +123,7 @@ def shown(name: str, value: float | None) -> str:
         return UNKNOWN
     if name.endswith("_bytes"):
         return show_bytes(value)
-    if name.endswith("_s") and name != "tokens_per_s":
+    if name.endswith("_s") and not name.endswith("tokens_per_s"):
         return f"{show_number(value, 3)} s" if value < 3600 else f"{value / 3600:.1f} h"
     return f"{value:.1%}" if name in SHARES else show_number(value, 4)
 

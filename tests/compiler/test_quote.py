@@ -84,10 +84,11 @@ def refused(capsys: pytest.CaptureFixture[str], model: object, *arguments: str) 
 
 @pytest.mark.slow
 def test_a_quote_estimates_drafts_apart_from_its_other_figures(
-    capsys: pytest.CaptureFixture[str], config_alone: Path
+    capsys: pytest.CaptureFixture[str], config_alone: Path, tmp_path: Path
 ) -> None:
-    asked = (config_alone, "--dram-budget", "90%")
-    (device,) = quoted(capsys, *asked, "--draft-model", str(config_alone))["devices"]
+    write_model(tmp_path, num_hidden_layers=1, hidden_size=64, intermediate_size=64)
+    asked = (config_alone, "--dram-budget", "80%", "--method", "dense")
+    (device,) = quoted(capsys, *asked, "--draft-model", str(tmp_path))["devices"]
     figure = device["figures"].pop("drafted_tokens_per_s")
     assert 0 < figure["low"] < figure["value"] < figure["high"]
     assert "tokens a pass" in figure["basis"]
@@ -95,6 +96,15 @@ def test_a_quote_estimates_drafts_apart_from_its_other_figures(
     assert {name: each["value"] for name, each in device["figures"].items()} == {
         name: each["value"] for name, each in alone["figures"].items()
     }
+
+
+def test_a_draft_model_as_large_as_the_model_brings_nothing(
+    capsys: pytest.CaptureFixture[str], config_alone: Path
+) -> None:
+    asked = (config_alone, "--dram-budget", "60%", "--method", "dense", "--draft-model", str(config_alone))
+    (device,) = quoted(capsys, *asked)["devices"]
+    figure = device["figures"]["drafted_tokens_per_s"]
+    assert (figure["value"], figure["basis"]) == (None, "none: the draft model leaves too little DRAM")
 
 
 @pytest.mark.slow
