@@ -37,7 +37,7 @@ def drafted_speed(model: HasShapes, draft: Shapes, division: Sparsity, device: D
     formats = with_own(DRAFT_FORMAT, HeadFormat(role=draft.spec.head_role, format=DRAFT_FORMAT))
     draft_bytes = weight_bytes(draft, formats) - row_table_bytes(draft.spec, formats)
     draft_bytes += kv_cache_bytes(draft.spec, context, "fp16")
-    whole = dense_run(draft, formats, context, 2 * draft_bytes, device)
+    whole = dense_run(draft, formats, context, device.dram_bytes.value, device)
     left = division.budget.dram_budget_bytes - draft_bytes
 
     def token_s(passes: Passes) -> float | None:
