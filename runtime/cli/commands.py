@@ -186,6 +186,7 @@ def _simulate(flags: Simulate) -> None:
         return
     title = "seconds are modelled: a request computes with units as they arrive"
     title += "" if device.compute else f"; speeds are upper bounds: {UNCOMPUTED}"
+    title += "; the draft model's are not counted" if plan.draft_bytes else ""
     print(f"{printable(device.title)}; {title}\n{shown}")
     if flags.trace and sees_residency(plan):
         anew = "with --signals it chooses anew"
