@@ -22,7 +22,7 @@ inline __m256i eight_words(const uint8_t* p, int64_t stride) {
 // What kernels_blocks.h and kernels_integers.h ask of an instruction set with AVX2, but for the width of floats.
 struct Bytes32 {
     using Bytes = __m256i;
-    static constexpr bool kSharesCodes = true;
+    static constexpr int kSharing = 7;  // whose sums fit 16 registers beside what they share
     static Bytes field(const uint8_t* p, int shift, int mask) {
         const __m256i bytes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
         const __m256i shifted = shift < 0 ? _mm256_slli_epi16(bytes, -shift) : _mm256_srli_epi16(bytes, shift);

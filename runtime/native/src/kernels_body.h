@@ -50,6 +50,22 @@ struct FormatType {
     static constexpr Format value = F;
 };
 
+template <int T, class Act>
+void over_rest(int left, int first, const Act& act) {
+    if constexpr (T > 0) {
+        if (left == T) return act(Count<T>{}, first);
+        over_rest<T - 1>(left, first, act);
+    }
+}
+
+// Calls act(T, first) for groups of kMost vectors, and for the rest together.
+template <int kMost, class Act>
+void over_groups(int tokens, const Act& act) {
+    int t = 0;
+    for (; t + kMost <= tokens; t += kMost) act(Count<kMost>{}, t);
+    over_rest<kMost - 1>(tokens - t, t, act);
+}
+
 // Calls `run` with the format as a type.
 template <typename Run>
 inline void with_format(Format format, const Run& run) {

@@ -2,7 +2,7 @@
 //   Ints (partial sums of 32 bits), products(block of int8_group32, 32 whole numbers of 8 bits), join(high, low) =
 //   256 * high + low, and to_float; for formats with a layout, add_products<F, P>(codes of 32 values, x, their place
 //   in x, their groups' scales, sum) -> sum + products * scales, arrange(high, low), which brings a block of two planes
-//   of x into the order that add_products takes, and kSharesCodes: whether several vectors share unpacked codes.
+//   of x into the order that add_products takes, and kSharing: the number of vectors that share unpacked codes.
 // Include after kernels_body.h; like there, everything is in an anonymous namespace.
 #include "kernels_rounding.h"
 
@@ -111,38 +111,14 @@ template <Format F, int P, int T>
     });
 }
 
-// Calls act(T, T vectors, T places for their products) for up to 7 vectors at a time, whose sums fit 16 registers. Of 7
-// the last may repeat the first: that takes less than to unpack the rows again.
-template <class Act>
-inline void over_vectors(int tokens, const Rounded* x, float* const* out, const Act& act) {
-    int first = 0;
-    while (first < tokens) {
-        const int left = tokens - first;
-        const auto take = [&](auto group) {
-            constexpr int T = decltype(group)::value;
-            Rounded own[T];
-            float* to[T];
-            for (int t = 0; t < T; ++t) own[t] = x[first + (t < left ? t : 0)], to[t] = out[first + (t < left ? t : 0)];
-            act(group, own, to);
-            first += T;
-        };
-        if constexpr (!Isa::kSharesCodes) {
-            take(Count<1>{});
-        } else {
-            left > 4 ? take(Count<7>{}) : left == 4 ? take(Count<4>{}) : left == 3 ? take(Count<3>{})
-                     : left == 2            ? take(Count<2>{}) : take(Count<1>{});
-        }
-    }
-}
-
 void dot_rounded(Format format, const uint8_t* const* rows, int64_t count, int64_t length, int tokens,
                  const Rounded* x, float* const* out) {
     over_planes(format, x[0], [&](auto type, auto planes) {
         constexpr Format F = decltype(type)::value;
         constexpr int P = decltype(planes)::value;
         if constexpr (has_layout(F))
-            over_vectors(tokens, x, out, [&](auto group, const Rounded* own, float* const* to) {
-                dot_rounded_pieces<F, P, decltype(group)::value>(rows, count, length, own, to);
+            over_groups<Isa::kSharing>(tokens, [&](auto group, int t) {
+                dot_rounded_pieces<F, P, decltype(group)::value>(rows, count, length, x + t, out + t);
             });
         else
             over_rows<F>(rows, count, length, [&](auto taken, int64_t i) {

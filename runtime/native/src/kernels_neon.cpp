@@ -66,7 +66,7 @@ struct Isa {
     static V to_float(Ints sums) { return vcvtq_f32_s32(sums); }
 
     using Bytes = int8x16x2_t;
-    static constexpr bool kSharesCodes = true;
+    static constexpr int kSharing = 7;
     static Bytes signed_codes(uint8x16_t first, uint8x16_t second) {
         return {{vreinterpretq_s8_u8(first), vreinterpretq_s8_u8(second)}};
     }

@@ -71,7 +71,7 @@ struct Isa {
     static V scale(const uint8_t* block) { return set1(half(block)); }
 
     using Ints = Int4;
-    static constexpr bool kSharesCodes = false;
+    static constexpr int kSharing = 1;
     static Ints products(const uint8_t* block, const int8_t* x) {
         int32_t lanes[16];
         for (int i = 0; i < 16; ++i) lanes[i] = level(block, i) * x[i] + level(block, i + 16) * x[i + 16];

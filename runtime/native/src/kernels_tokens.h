@@ -7,22 +7,6 @@ namespace {
 
 constexpr int kTokens = Isa::kWidth >= 16 ? 4 : 2;  // vectors at a time: as many as fit the registers
 
-template <int T, class Act>
-void over_rest(int left, int first, const Act& act) {
-    if constexpr (T > 0) {
-        if (left == T) return act(Count<T>{}, first);
-        over_rest<T - 1>(left, first, act);
-    }
-}
-
-// Calls act(T, first) for groups of kMost vectors, and for the rest together.
-template <int kMost, class Act>
-void over_groups(int tokens, const Act& act) {
-    int t = 0;
-    for (; t + kMost <= tokens; t += kMost) act(Count<kMost>{}, t);
-    over_rest<kMost - 1>(tokens - t, t, act);
-}
-
 // out[t][first + r] = dot(rows[r], x[t])
 template <Format F, int R, int T>
 inline void dot_tile(const uint8_t* const* rows, int64_t length, const float* const* x, int64_t first,

@@ -12,7 +12,8 @@
 namespace coldpress {
 namespace {
 
-constexpr int64_t kLeastTaskBytes = 16 << 10, kMostTaskBytes = 128 << 10, kTasks = 32;  // of a product
+// A product has about kTasks tasks, within these sizes.
+constexpr int64_t kLeastTaskBytes = 16 << 10, kMostTaskBytes = 128 << 10, kTasks = 32;
 constexpr int64_t kPartBytes = 512 << 10, kMostParts = 16;  // bytes of rows with a separate sum, and most such parts
 
 int64_t bytes_of(const Rows& rows) { return rows.count * row_bytes(rows.format, rows.length); }
